@@ -1,0 +1,120 @@
+"""Every error of PXRS, named by what the caller does next.
+
+    PxrsError
+    ├── Conflict             somebody wrote first: read again, decide again
+    ├── Fenced               you no longer own it: stop now, write nothing
+    │   └── DuplicateMember    a newer process runs under this member id
+    ├── Unknown              the write may have happened: read before you act
+    ├── Unavailable          store or log does not answer: try again later
+    ├── Refused              the request is wrong; nothing was changed (also a ValueError)
+    │   ├── Mismatch           opened with another partition count or hash than recorded
+    │   ├── BadName            a queue, group or member name that could not be stored safely
+    │   ├── BadKey             a key that has no bytes (lone surrogate, wrong type)
+    │   ├── BadSetting         a setting out of range, or two that contradict each other
+    │   ├── BadCheckpoint      a checkpoint that is no offset, goes back, or passes the end
+    │   ├── BadUrl             no driver for that URL, or a part of it is missing
+    │   └── NotFound           no such queue, group, member or message
+    ├── Damaged              what is stored cannot be trusted; the text names the place
+    │   ├── WentBack           the store shows an older state than it has shown before
+    │   └── NewerFormat        written by a later version of PXRS
+    ├── OutOfRange           an offset outside the log
+    │   ├── Expired            retention has deleted it; the text names the gap
+    │   └── BeyondEnd          a checkpoint ahead of the log: the log was lost or recreated
+    ├── Full                 the producer's buffer stayed full for the whole time-out
+    ├── Closed               the object was closed before this call
+    └── HandlerFailed        a handler kept failing and the policy says: stop
+"""
+
+from __future__ import annotations
+
+
+class PxrsError(Exception):
+    """The root of all errors that PXRS raises on purpose."""
+
+
+class Conflict(PxrsError):
+    """Somebody else wrote the row first. Read it again and decide again."""
+
+
+class Fenced(PxrsError):
+    """The epoch has moved on: this owner lost the partition. Stop now and write nothing."""
+
+
+class DuplicateMember(Fenced):
+    """A newer process has registered under this member id. The newer one wins; give each process its own id."""
+
+
+class Unknown(PxrsError):
+    """No answer came back: the write may or may not have happened. Read before you act."""
+
+
+class Unavailable(PxrsError):
+    """The store or log does not answer. Nothing is known to have changed; try again later."""
+
+
+class Refused(PxrsError, ValueError):
+    """The request is wrong. Nothing was changed."""
+
+
+class Mismatch(Refused):
+    """The queue or group was created with other values than it is opened with now."""
+
+
+class BadName(Refused):
+    """A name that cannot be stored safely in every store and file system."""
+
+
+class BadKey(Refused):
+    """A message key that has no well-defined bytes."""
+
+
+class BadSetting(Refused):
+    """A setting is out of range, or contradicts another one."""
+
+
+class BadCheckpoint(Refused):
+    """A checkpoint that is not an offset, goes back, or passes the end of the log."""
+
+
+class BadUrl(Refused):
+    """No driver answers to this URL, or a needed part of it is missing."""
+
+
+class NotFound(Refused):
+    """There is no queue, group, member or message of that name."""
+
+
+class Damaged(PxrsError):
+    """What is stored cannot be trusted. The text names the place."""
+
+
+class WentBack(Damaged):
+    """The store shows an older state than it has shown before: restored from a copy, or failed over with loss."""
+
+
+class NewerFormat(Damaged):
+    """Written by a later version of PXRS. Update this one before it writes here."""
+
+
+class OutOfRange(PxrsError):
+    """An offset outside the log."""
+
+
+class Expired(OutOfRange):
+    """Retention has deleted these offsets. The text names the gap."""
+
+
+class BeyondEnd(OutOfRange):
+    """A checkpoint ahead of the log's end: the log was truncated or recreated. Seek the group to go on."""
+
+
+class Full(PxrsError):
+    """The producer's buffer stayed full for the whole time-out: the log is slower than the sender."""
+
+
+class Closed(PxrsError):
+    """The object was closed before this call."""
+
+
+class HandlerFailed(PxrsError):
+    """A handler kept failing on one message, and the failure policy says: stop."""

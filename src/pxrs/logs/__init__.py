@@ -1,0 +1,1 @@
+"""Message logs: one file for each backend, reached by URL through ``pxrs.plugins``."""

@@ -1,0 +1,141 @@
+"""The port of a log: where messages live. A log has a fixed number of partitions; each is an append-only
+sequence of messages with dense offsets from 0, stored as Arrow record batches.
+
+An offset in a range is half open: ``[start, end)``; ``end`` is the offset that the next message will get.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pxrs.errors import BadSetting, Mismatch
+from pxrs.settings import DEFAULT_HASH, DEFAULT_PARTITIONS, DEFAULT_REDUCE, MAX_PARTITIONS
+
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+ENTRY_SCHEMA: pa.Schema = pa.schema(
+    [
+        pa.field("timestamp", TIMESTAMP, nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("headers", HEADERS),
+        pa.field("id", pa.binary(16)),
+        pa.field("tenant", pa.string()),
+    ]
+)
+"""What a producer hands in: everything but the offset, which the log gives."""
+
+SCHEMA: pa.Schema = pa.schema([pa.field("offset", pa.int64(), nullable=False), *ENTRY_SCHEMA])
+"""What a reader gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """What is recorded when a log is created and can never change: routing depends on it."""
+
+    name: str
+    partitions: int
+    hash: str
+    reduce: str
+
+
+class Wish(NamedTuple):
+    """What the caller says about a log when it opens it; None = as recorded, or the default for a new one."""
+
+    partitions: int | None = None
+    hash: str | None = None
+    reduce: str | None = None
+
+
+def agree(name: str, wish: Wish, recorded: LogIdentity | None) -> LogIdentity:
+    """The identity to work with: the recorded one if the wish does not contradict it, else a new one."""
+    if recorded is None:
+        count = DEFAULT_PARTITIONS if wish.partitions is None else wish.partitions
+        if type(count) is not int or not 1 <= count <= MAX_PARTITIONS:
+            raise BadSetting(f"partitions = {count!r}: a whole number from 1 to {MAX_PARTITIONS}")
+        return LogIdentity(name, count, wish.hash or DEFAULT_HASH, wish.reduce or DEFAULT_REDUCE)
+    for what in Wish._fields:
+        wanted, stored = getattr(wish, what), getattr(recorded, what)
+        if wanted is not None and wanted != stored:
+            raise Mismatch(
+                f"queue {recorded.name!r} was created with {what} = {stored!r}, and is opened with {wanted!r}: "
+                "keys would go to other partitions. Leave it out, or create a new queue"
+            )
+    return recorded
+
+
+class Stamp(NamedTuple):
+    """Who appends a batch: makes a retry of the same batch recognisable. ``sequence`` counts a producer's batches
+    to one partition, from 0."""
+
+    producer: str
+    sequence: int
+
+
+class Piece(NamedTuple):
+    """A part of a partition that can be read alone, in another process, with nothing but this description.
+
+    ``kind`` is "arrow" (an IPC stream: ``position`` and ``length`` bound whole batches) or "parquet".
+    The offsets that it covers may be wider than asked for: readers filter.
+    """
+
+    kind: str
+    path: str
+    start: int
+    end: int
+    position: int = 0
+    length: int = 0
+
+
+class Log(ABC):
+    """Where the messages of one queue live."""
+
+    identity: LogIdentity
+
+    @abstractmethod
+    def append(
+        self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None
+    ) -> dict[int, int]:
+        """Append one batch (``ENTRY_SCHEMA``) to each of these partitions; returns the first offset given in each.
+
+        Durable when it returns. A batch whose stamp was appended before is not stored again: its old offset
+        is returned. Raises Damaged or Unavailable; then a later retry with the same stamps is safe.
+        """
+
+    @abstractmethod
+    def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:
+        """The next messages from ``offset`` on (``SCHEMA``), at most ``max_rows``, without blocking.
+
+        None when ``offset`` is the end. Raises Expired below the start, BeyondEnd above the end.
+        May return fewer rows than there are: ask again.
+        """
+
+    @abstractmethod
+    def bounds(self, partition: int) -> tuple[int, int]:
+        """The offsets ``(start, end)`` that can be read now."""
+
+    @abstractmethod
+    def offset_at(self, partition: int, timestamp_us: int) -> int:
+        """The first offset whose timestamp is at or after this time; the end if there is none."""
+
+    @abstractmethod
+    def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
+        """Which stored pieces cover ``[start, end)``, so that another process can read them."""
+
+    @abstractmethod
+    def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
+        """Call ``notify`` (from any thread, cheaply) whenever the partition may have grown; returns how to cancel."""
+
+    @abstractmethod
+    def sibling(self, name: str, partitions: int, create: bool) -> Log | None:
+        """A log beside this one that belongs to the queue, as the dead letters do. None if absent and not created."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what this object holds. Closing twice is harmless."""

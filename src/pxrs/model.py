@@ -1,0 +1,186 @@
+"""The nouns of PXRS: what is stored in the registry, and what a handler is given. No I/O, no clock.
+
+An *offset* counts the messages of one partition, from 0. A *checkpoint* is always the offset of the
+**next** message to process. A *version* belongs to the store and changes with every write; an *epoch* is
+ours and changes with every change of ownership.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from pxrs.errors import BadName
+
+__all__ = [
+    "Cause",
+    "Grant",
+    "Group",
+    "MemberRow",
+    "MemberState",
+    "Message",
+    "Owner",
+    "Partition",
+    "Tenure",
+    "check_name",
+]
+
+HISTORY_LENGTH = 8
+"""How many past owners a partition row remembers."""
+
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,198}[A-Za-z0-9_-])?")
+
+
+def check_name(kind: str, name: object) -> str:
+    """Return ``name`` if it is safe as a file name, a key in every store and a word on the command line."""
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return name
+    shown = repr(name) if len(repr(name)) <= 60 else repr(name)[:57] + "..."
+    raise BadName(
+        f"{kind} name {shown} is not usable: 1 to 200 letters, digits, '_', '-' and '.', "
+        "not starting or ending with a dot, not starting with '-'"
+    )
+
+
+class Cause(StrEnum):
+    """Why a partition row last changed hands; for people and for the checker, no rule depends on it."""
+
+    CREATED = "created"
+    CLAIM = "claim"
+    RELEASE = "release"
+    FORCED = "forced"
+    SEEK = "seek"
+
+
+class Owner(NamedTuple):
+    """One life of one member: the id that people see, and the nonce of this start of it."""
+
+    id: str
+    inc: str
+
+
+class Grant(NamedTuple):
+    """The right to work on a partition: born only from one's own successful claim, carried by every write."""
+
+    partition: int
+    owner: Owner
+    epoch: int
+
+
+class Tenure(NamedTuple):
+    """One line of a partition's history: who had it, from when, under which epoch, and why."""
+
+    owner: str | None
+    epoch: int
+    since: float
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The registry's row for one partition. ``checkpoint`` is None until the first commit."""
+
+    number: int
+    owner: Owner | None = None
+    epoch: int = 0
+    checkpoint: int | None = None
+    cause: Cause = Cause.CREATED
+    paused: bool = False
+    history: tuple[Tenure, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Where the next owner starts when it has no other wish: the checkpoint, or the beginning."""
+        return self.checkpoint or 0
+
+
+class MemberState(StrEnum):
+    """What a member says of itself. A stalled one beats but makes no progress; it gets no partitions if others can."""
+
+    ACTIVE = "active"
+    STALLED = "stalled"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """The registry's row for one member. The beat is a counter: observers time it on their own clocks."""
+
+    id: str
+    inc: str
+    beat: int = 0
+    state: MemberState = MemberState.ACTIVE
+    lease_ms: int = 10_000
+    grace_ms: int = 0
+    joined: float = 0.0
+    info: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.id, self.inc)
+
+    @property
+    def patience_ms(self) -> int:
+        """How long an observer waits for a silent member before it plans without it."""
+        return max(self.lease_ms, self.grace_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The registry's row for a whole group. ``target`` is the key of a write-once row: who should own what."""
+
+    partitions: int
+    hash: str
+    reduce: str
+    assignor: str = "sticky"
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    target: str | None = None
+    reason: str = ""
+    leader: Owner | None = None
+    leader_epoch: int = 0
+
+
+class Message(NamedTuple):
+    """One message, as a handler receives it. Headers, id and time are made from the raw fields when asked for."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    timestamp_us: int
+    raw_id: bytes | None = None
+    raw_headers: Any = None
+    tenant: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Unique over the whole queue: the producer's nonce and its running number."""
+        return self.raw_id.hex() if self.raw_id else f"{self.partition}-{self.offset}"
+
+    @property
+    def timestamp(self) -> datetime:
+        return datetime.fromtimestamp(self.timestamp_us / 1_000_000, tz=UTC)
+
+    @property
+    def headers(self) -> dict[str, bytes]:
+        return {pair["key"]: pair["value"] for pair in self.raw_headers or ()}
+
+    @property
+    def text(self) -> str:
+        """The value as UTF-8 text."""
+        return self.value.decode()
+
+    def json(self) -> Any:
+        """The value as parsed JSON."""
+        return json.loads(self.value)
+
+
+def with_history(row: Partition, at: float) -> Partition:
+    """The row with its present owner, epoch and cause written down as the newest line of its history."""
+    line = Tenure(row.owner.id if row.owner else None, row.epoch, at, row.cause.value)
+    return replace(row, history=(*row.history, line)[-HISTORY_LENGTH:])

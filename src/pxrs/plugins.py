@@ -1,0 +1,44 @@
+"""From a URL's scheme to its driver: a table of the built-in ones, then the entry points of other packages.
+
+The table (not entry points of our own) makes drivers work from a source zip too, as Spark's executors get it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Any
+
+from pxrs.errors import BadUrl
+
+_BUILT_IN = {
+    "pxrs.stores": {
+        "memory": "pxrs.stores.memory:MemoryStore",
+        "sqlite": "pxrs.stores.sqlite:SqliteStore",
+    },
+    "pxrs.logs": {
+        "memory": "pxrs.logs.memory:MemoryLog",
+        "file": "pxrs.logs.files:FileLog",
+    },
+}
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """``"file:./orders"`` → ``("file", "./orders")``."""
+    scheme, colon, rest = url.partition(":")
+    if not colon or not scheme:
+        raise BadUrl(f"{url!r} is no URL: write scheme:place, as in file:./orders or memory:")
+    return scheme.lower(), rest
+
+
+def find_driver(room: str, url: str) -> Any:
+    """The class that answers to this URL in the room ``"pxrs.stores"`` or ``"pxrs.logs"``."""
+    scheme, _ = split_url(url)
+    built_in = _BUILT_IN[room].get(scheme)
+    if built_in:
+        module, _, name = built_in.partition(":")
+        return getattr(import_module(module), name)
+    for point in metadata.entry_points(group=room):
+        if point.name == scheme:
+            return point.load()
+    known = ", ".join(sorted({*_BUILT_IN[room], *(p.name for p in metadata.entry_points(group=room))}))
+    raise BadUrl(f"no driver for {scheme!r} in {room}; there are: {known}")

@@ -1,0 +1,1 @@
+"""Decisions as pure functions: no clock, no thread, no socket, no file, no logging."""

@@ -1,0 +1,137 @@
+"""How the registry's rows look as bytes: JSON that a person can read, with a format version in each row.
+
+A row of a higher version was written by a later PXRS: it is refused, because writing it back would lose
+what this version does not understand.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from pxrs.errors import Damaged, NewerFormat
+from pxrs.model import Cause, Group, MemberRow, MemberState, Owner, Partition, Tenure
+
+FORMAT = 1
+
+
+def _dump(fields: dict[str, Any]) -> bytes:
+    return json.dumps({"v": FORMAT, **fields}, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _load(what: str, data: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(data)
+        version = fields["v"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"registry row {what} is not readable: {data[:60]!r}") from error
+    if version != FORMAT:
+        raise NewerFormat(f"registry row {what} has format {version!r}; this version of PXRS knows {FORMAT}")
+    return dict(fields)
+
+
+def _owner(pair: Any) -> Owner | None:
+    return None if pair is None else Owner(*pair)
+
+
+def encode_partition(row: Partition) -> bytes:
+    return _dump(
+        {
+            "owner": row.owner,
+            "epoch": row.epoch,
+            "checkpoint": row.checkpoint,
+            "cause": row.cause.value,
+            "paused": row.paused,
+            "history": row.history,
+        }
+    )
+
+
+@lru_cache(maxsize=8192)  # rows are immutable and polled far more often than they change
+def decode_partition(number: int, data: bytes) -> Partition:
+    what = f"partition {number}"
+    fields = _load(what, data)
+    try:
+        return Partition(
+            number,
+            _owner(fields["owner"]),
+            fields["epoch"],
+            fields["checkpoint"],
+            Cause(fields["cause"]),
+            fields["paused"],
+            tuple(Tenure(*line) for line in fields["history"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"registry row {what} has a bad field: {error}") from error
+
+
+def encode_member(row: MemberRow) -> bytes:
+    return _dump(
+        {
+            "inc": row.inc,
+            "beat": row.beat,
+            "state": row.state.value,
+            "lease_ms": row.lease_ms,
+            "grace_ms": row.grace_ms,
+            "joined": row.joined,
+            "info": dict(row.info),
+        }
+    )
+
+
+@lru_cache(maxsize=1024)
+def decode_member(name: str, data: bytes) -> MemberRow:
+    what = f"member {name!r}"
+    fields = _load(what, data)
+    try:
+        return MemberRow(
+            name,
+            fields["inc"],
+            fields["beat"],
+            MemberState(fields["state"]),
+            fields["lease_ms"],
+            fields["grace_ms"],
+            fields["joined"],
+            tuple(fields["info"].items()),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Damaged(f"registry row {what} has a bad field: {error}") from error
+
+
+def encode_group(row: Group) -> bytes:
+    return _dump(
+        {
+            "partitions": row.partitions,
+            "hash": row.hash,
+            "reduce": row.reduce,
+            "assignor": row.assignor,
+            "generation": row.generation,
+            "members": row.members,
+            "target": row.target,
+            "reason": row.reason,
+            "leader": row.leader,
+            "leader_epoch": row.leader_epoch,
+        }
+    )
+
+
+@lru_cache(maxsize=256)
+def decode_group(name: str, data: bytes) -> Group:
+    what = f"group {name!r}"
+    fields = _load(what, data)
+    try:
+        return Group(
+            fields["partitions"],
+            fields["hash"],
+            fields["reduce"],
+            fields["assignor"],
+            fields["generation"],
+            tuple(fields["members"]),
+            fields["target"],
+            fields["reason"],
+            _owner(fields["leader"]),
+            fields["leader_epoch"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"registry row {what} has a bad field: {error}") from error

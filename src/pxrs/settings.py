@@ -1,0 +1,185 @@
+"""All tuning knobs, in one frozen object whose relations are checked when it is made.
+
+Three ways to set one, the later wins: a YAML file, an environment variable (``PXRS_LEASE_MS=2000``), an
+argument (``lease_ms=2000``); ``pxrs.runtime.config`` reads the first two. Durations carry their unit in the name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pxrs.errors import BadSetting
+
+OnFailure = Literal["dead-letter", "skip", "stop"]
+Durability = Literal["fsync", "flush"]
+
+DEFAULT_PARTITIONS = 16
+DEFAULT_HASH = "xxh64-spark"
+DEFAULT_REDUCE = "pmod"
+MAX_PARTITIONS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a queue's members behave. A value of 0 for a derived duration means: follow the lease."""
+
+    # Membership
+    lease_ms: int = 10_000
+    """A member that is silent for this long is judged dead by the leader."""
+    beat_ms: int = 0
+    """How often a member shows that it lives; 0 = a third of the lease."""
+    stop_taking_ms: int = 0
+    """Without a confirmed beat for this long a member stops its own handlers; 0 = two thirds of the lease."""
+    poll_ms: int = 10_000
+    """The registry is read at least this often: the safety net behind the watch."""
+    grace_ms: int = 0
+    """A member that comes back within this time finds its partitions where they were; 0 = the lease alone."""
+    drain_ms: int = 20_000
+    """How long a member that leaves waits for running handlers."""
+    revoke_timeout_ms: int = 30_000
+    """How long the leader waits for a member to give a partition up before it takes it by force."""
+    progress_limit_ms: int = 300_000
+    """A handler that runs longer than this on one message makes its member step back from the group."""
+
+    # Commits
+    commit_every: int = 1_000
+    """Commit a partition after this many messages..."""
+    commit_interval_ms: int = 1_000
+    """...or after this long, whichever comes first; and always when it is handed over."""
+
+    # Handlers
+    tries: int = 3
+    """How often a failing message is given to the handler before the failure policy decides."""
+    backoff_ms: int = 100
+    """The wait before the second try; it doubles with each further one."""
+    backoff_max_ms: int = 10_000
+    on_failure: OnFailure = "dead-letter"
+    """After the last try: keep the message with its cause in the dead letters, skip it, or stop the consumer."""
+    prefetch_rows: int = 10_000
+    """How many messages of one partition are held in memory ahead of the handler, at most."""
+
+    # Producer
+    linger_ms: int = 5
+    """How long a message may wait for company before it is written."""
+    batch_rows: int = 10_000
+    batch_bytes: int = 1_048_576
+    """A batch is written as soon as it holds this many messages or bytes."""
+    buffer_bytes: int = 33_554_432
+    """How much may wait to be written; then ``send`` blocks..."""
+    send_timeout_ms: int = 60_000
+    """...for this long at most."""
+
+    # Log
+    segment_bytes: int = 134_217_728
+    """A segment file of this size is full; the next batch opens a new one."""
+    durability: Durability = "fsync"
+    """What an acknowledgement means: on the disk ("fsync"), or handed to the operating system ("flush")."""
+
+    # Elsewhere
+    prefix: str = "/pxrs/"
+    """Before every key in the registry: several deployments can share one store."""
+    metrics_port: int = 0
+    """Serve Prometheus text on this port of 127.0.0.1; 0 = do not."""
+
+    def __post_init__(self) -> None:
+        for field, kind in _KINDS.items():
+            _check_kind(field, getattr(self, field), kind)
+        _fill(self, "beat_ms", max(1, self.lease_ms // 3))
+        _fill(self, "stop_taking_ms", self.lease_ms * 2 // 3)
+        _check_ranges(self)
+        _check_relations(self)
+
+    def with_(self, **changes: Any) -> Settings:
+        """A copy with some values changed. Durations that follow the lease follow the new one."""
+        if "lease_ms" in changes:
+            changes = {"beat_ms": 0, "stop_taking_ms": 0, **changes}
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "settings") -> Settings:
+        """From parsed YAML or the like. Unknown names are refused, with the nearest known one in the text."""
+        return cls(**_known(values, source))
+
+
+_KINDS: dict[str, Any] = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings)}
+
+_MINIMUM = {
+    "lease_ms": 50, "poll_ms": 1, "drain_ms": 1, "revoke_timeout_ms": 1, "progress_limit_ms": 1,
+    "commit_every": 1, "commit_interval_ms": 1, "tries": 1, "prefetch_rows": 1, "batch_rows": 1,
+    "batch_bytes": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1,
+}  # fmt: skip
+
+
+def _fill(settings: Settings, field: str, value: int) -> None:
+    if getattr(settings, field) == 0:
+        object.__setattr__(settings, field, value)
+
+
+def _check_kind(name: str, value: object, kind: Any) -> None:
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise BadSetting(f"{name} = {value!r}: one of {', '.join(map(repr, get_args(kind)))}")
+    elif type(value) is not kind:
+        raise BadSetting(f"{name} = {value!r}: must be {kind.__name__}, not {type(value).__name__}")
+
+
+def _check_ranges(settings: Settings) -> None:
+    for name, kind in _KINDS.items():
+        value = getattr(settings, name)
+        if kind is int and value < _MINIMUM.get(name, 0):
+            raise BadSetting(f"{name} = {value}: must be at least {_MINIMUM.get(name, 0)}")
+    if settings.metrics_port > 65_535:
+        raise BadSetting(f"metrics_port = {settings.metrics_port}: ports end at 65535")
+
+
+def _check_relations(settings: Settings) -> None:
+    # (smaller, larger, why): each line is a way in which such a system has really failed.
+    rules = (
+        ("beat_ms", "stop_taking_ms", "a member must be able to miss one beat before it stops itself"),
+        ("stop_taking_ms", "lease_ms", "a member must stop itself before others may take over"),
+        ("drain_ms", "revoke_timeout_ms", "a leader must not force what is still being drained"),
+        ("lease_ms", "progress_limit_ms", "a handler may be slower than a beat"),
+        ("batch_bytes", "buffer_bytes", "a whole batch must fit into the buffer"),
+        ("backoff_ms", "backoff_max_ms", "the first wait is the shortest"),
+    )
+    for small, large, why in rules:
+        low, high = getattr(settings, small), getattr(settings, large)
+        if low > high or (low == high and small in ("beat_ms", "stop_taking_ms")):
+            raise BadSetting(f"{small} = {low} must be below {large} = {high}: {why}")
+
+
+def _known(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    for name in values:
+        if name not in _KINDS:
+            raise BadSetting(f"{source}: unknown setting {name!r}{_nearest(str(name))}")
+    return dict(values)
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, _KINDS, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(_KINDS))}"
+
+
+def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that stand in the environment, as values of the right kind."""
+    found: dict[str, Any] = {}
+    for name, kind in _KINDS.items():
+        text = environ.get(f"PXRS_{name.upper()}")
+        if text is not None:
+            found[name] = _parse(name, text, kind)
+    return found
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    if kind is not int:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise BadSetting(f"PXRS_{name.upper()} = {text!r}: must be a whole number") from None

@@ -1,0 +1,1 @@
+"""Registry stores: one file for each backend, reached by URL through ``pxrs.plugins``."""

@@ -1,0 +1,119 @@
+"""The port of a registry store: rows of bytes that are compared and set. Nothing here knows what a row means.
+
+A driver is a small file: five verbs over a key-value table in which every write changes the row's version.
+The rules of ownership live above (``pxrs.rules``), written once for all stores.
+
+Contract of every driver (``pxrs.testing.conformance`` proves it):
+
+- A *version* is a positive integer that is never used twice for one key, not even after a delete. 0 means
+  "the key is absent".
+- A swap is done only if the stored version equals ``expect``; then the row has a new version.
+- ``swap_each`` judges every swap alone. ``swap_all`` does all of them or none.
+- A swap whose reply was lost is ``UNKNOWN``, never a failure: it may have happened, or may still happen.
+- Reads are linearizable: they see every swap that was answered before the read began.
+- Objects may be used from several threads, and from a forked child, which opens its own connection.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+from typing import ClassVar, NamedTuple
+
+ABSENT = 0
+"""The version of a key that holds nothing: as ``expect`` it means "create", in an answer "there is no row"."""
+
+
+class Guarantee(Enum):
+    """What a store promises. Drivers declare these; ``pxrs.open(require=...)`` can insist on them."""
+
+    DURABLE = "an acknowledged write survives the death of every process"
+    LINEARIZABLE = "a read sees every write that was answered before it"
+    ACROSS_PROCESSES = "several processes of one machine can share it"
+    ACROSS_HOSTS = "several machines can share it"
+    NATIVE_EXPIRY = "a member row with a time to live vanishes by itself"
+    WATCH = "a wait ends at once when a row changes, without polling"
+    ATOMIC_ROWS = "several rows can be swapped all or none"
+
+
+class Row(NamedTuple):
+    """A stored row: its key, its bytes and the version that a swap must name."""
+
+    key: str
+    value: bytes
+    version: int
+
+
+class Swap(NamedTuple):
+    """A wish: write ``value`` (None deletes) under ``key`` if its version still is ``expect``.
+
+    ``ttl_ms`` asks a store with native expiry to remove the row that long after the write; others ignore it.
+    """
+
+    key: str
+    expect: int
+    value: bytes | None
+    ttl_ms: int | None = None
+
+
+class Verdict(Enum):
+    DONE = "done"
+    CONFLICT = "conflict"
+    UNKNOWN = "unknown"
+
+
+class Outcome(NamedTuple):
+    """What became of one swap. ``version`` is the row's new one when done (ABSENT after a delete)."""
+
+    verdict: Verdict
+    version: int = ABSENT
+    reason: str = ""
+
+
+CONFLICT = Outcome(Verdict.CONFLICT)
+
+
+def done(version: int) -> Outcome:
+    return Outcome(Verdict.DONE, version)
+
+
+def unknown(reason: str) -> Outcome:
+    return Outcome(Verdict.UNKNOWN, reason=reason)
+
+
+class Store(ABC):
+    """Where a registry keeps its rows."""
+
+    guarantees: ClassVar[frozenset[Guarantee]]
+    max_atomic: ClassVar[int] = 1_000_000
+    """How many rows one ``swap_all`` can take."""
+
+    @abstractmethod
+    def read(self, keys: Sequence[str]) -> list[Row | None]:
+        """The rows of these keys, in this order; None for a key that holds nothing. May raise Unavailable."""
+
+    @abstractmethod
+    def scan(self, prefix: str) -> list[Row]:
+        """All rows whose key begins with ``prefix``, sorted by key. May raise Unavailable."""
+
+    @abstractmethod
+    def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+        """Try every swap alone, in this order, in as few round trips as the store allows. Never raises for
+        a lost reply: that row's outcome is UNKNOWN."""
+
+    @abstractmethod
+    def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
+        """All swaps or none. DONE carries the highest new version."""
+
+    @abstractmethod
+    def wait(self, prefix: str, after: int, timeout: float) -> int:
+        """Block until a row under ``prefix`` has changed since the mark ``after``, or ``timeout`` seconds.
+
+        Returns the new mark for the next call; start with 0, which returns at once with the present mark.
+        A hint, not a promise: it may end early, and one lost wake-up may cost a whole time-out, never more.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what this object holds; waits in other threads end. Closing twice is harmless."""
