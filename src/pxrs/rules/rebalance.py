@@ -70,7 +70,9 @@ def eligible(members: Iterable[MemberRow], dead: frozenset[str]) -> tuple[str, .
     return tuple(sorted(m.id for m in working or alive))
 
 
-def explain(before: tuple[str, ...], after: tuple[str, ...], members: Mapping[str, MemberRow], dead: frozenset[str]) -> str:
+def explain(
+    before: tuple[str, ...], after: tuple[str, ...], members: Mapping[str, MemberRow], dead: frozenset[str]
+) -> str:
     """Why a new plan was made, in the words of the log line."""
     words = [f"{name} joined" for name in after if name not in before]
     for name in (name for name in before if name not in after):
@@ -82,7 +84,9 @@ def explain(before: tuple[str, ...], after: tuple[str, ...], members: Mapping[st
     return ", ".join(words) or "the target was missing"
 
 
-def is_orphan(row: Partition, members: Mapping[str, MemberRow], dead: frozenset[str], target: str | None) -> bool:
+def is_orphan(
+    row: Partition, members: Mapping[str, MemberRow], dead: frozenset[str], target: str | None
+) -> bool:
     """Whether the owner can no longer give the partition up itself: it is gone, judged dead, or an earlier life.
 
     An earlier life of the very member that shall have it is left alone: its new life claims over it.

@@ -1,0 +1,1 @@
+"""PXRS: share one queue between many consumers, safely."""

@@ -1,0 +1,208 @@
+"""Connections to one SQLite file: one for each thread, closed when the thread ends, and none across a fork.
+
+SQLite remembers its file locks per process, in memory that a forked child inherits although the kernel gives the
+child none of the locks. A child that opened the file again would trust that memory and skip real locks. So before a
+fork every connection is closed, after running calls have ended, and both sides open new ones when they need them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+from urllib.parse import quote
+
+from pxrs.clock import SystemClock
+from pxrs.errors import Closed, Damaged, Refused, Unavailable
+
+PATIENCE_SECONDS = 10.0
+"""How long a locked database is tried again before the caller is told."""
+
+# SQLite's own back-off grows to 100 ms a step: under the load of many processes some starve. Ours is finer and random.
+_SQLITE_PATIENCE_MS = 5
+_STEP_SECONDS = (0.0005, 0.004)
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+# SQLITE_ERROR is what a missing table or column gives.
+_DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
+
+T = TypeVar("T")
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    return _primary_code(error) in _BUSY
+
+
+def patiently(act: Callable[[], T]) -> T:
+    """The answer of ``act``, tried again while another connection has the file locked."""
+    clock = SystemClock()
+    deadline = clock.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return act()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or clock.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(*_STEP_SECONDS))
+
+
+@contextmanager
+def speaking_of(path: str) -> Iterator[None]:
+    """Turn SQLite's errors into ours, which name the file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if _primary_code(error) in _DAMAGED:
+            raise Damaged(f"{path} is no database of ours, or a damaged one: {error}") from error
+        raise Unavailable(f"{path} does not answer: {error}") from error
+    except UnicodeEncodeError as error:
+        raise Refused(f"key {error.object!r} has no UTF-8 form") from None
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+class _Held:
+    """A thread's connection. It closes with the thread: nobody else refers to this object."""
+
+    def __init__(self, connection: sqlite3.Connection, generation: int) -> None:
+        self.connection = connection
+        self.generation = generation
+        self.close = weakref.finalize(self, connection.close)
+
+
+class Connections:
+    """All connections of this process to one file, for one user object."""
+
+    def __init__(self, path: str, after_fork: Callable[[], None]) -> None:
+        self._path = path
+        self._after_fork = after_fork
+        self._gate = threading.Condition()
+        self._running = 0
+        self._generation = 0
+        self._closed = False
+        self._torn = False
+        self._own = threading.local()
+        self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
+        _everywhere.add(self)
+
+    @contextmanager
+    def use(self, create: bool = False) -> Iterator[sqlite3.Connection]:
+        """This thread's connection. A transaction that is open when the block ends is rolled back."""
+        self._enter()
+        try:
+            connection = self._mine("rwc" if create else "rw")
+            try:
+                yield connection
+            finally:
+                if connection.in_transaction:
+                    connection.rollback()
+        finally:
+            self._leave()
+
+    def count(self) -> int:
+        return sum(held.close.alive for held in self._held)
+
+    def close(self) -> None:
+        """Close them all, once the calls that are running have ended."""
+        with self._gate:
+            self._closed = True
+            self._gate.wait_for(lambda: self._running == 0)
+            self._close_all()
+
+    def _enter(self) -> None:
+        with self._gate:
+            if self._closed:
+                raise Closed(f"{self._path} was closed before this call")
+            if self._torn:
+                raise Unavailable(f"{self._path}: this process was forked in the middle of a call; open it anew")
+            self._running += 1
+
+    def _leave(self) -> None:
+        with self._gate:
+            self._running -= 1
+            self._gate.notify_all()
+
+    def _mine(self, mode: str) -> sqlite3.Connection:
+        held: _Held | None = getattr(self._own, "held", None)
+        if held is None or held.generation != self._generation:
+            held = _Held(_connect(self._path, mode), self._generation)
+            self._own.held = held
+            with self._gate:
+                self._held.add(held)
+        return held.connection
+
+    def _close_all(self) -> None:
+        self._generation += 1
+        for held in list(self._held):
+            held.close()
+        self._held.clear()
+
+    def before_fork(self) -> None:
+        self._gate.acquire()
+        # Bounded: a signal handler may fork in the very thread whose call is running.
+        self._torn = not self._gate.wait_for(lambda: self._running == 0, PATIENCE_SECONDS)
+        if not self._torn:
+            self._close_all()
+
+    def after_fork_in_parent(self) -> None:
+        self._torn = False
+        self._gate.release()
+
+    def after_fork_in_child(self) -> None:
+        self._gate = threading.Condition()
+        self._running = 0
+        self._after_fork()
+
+
+def _connect(path: str, mode: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}",
+        uri=True,
+        timeout=_SQLITE_PATIENCE_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        # The default of a build may be NORMAL, with which a power cut may take acknowledged commits back.
+        patiently(lambda: connection.execute("PRAGMA synchronous = FULL"))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+_everywhere: weakref.WeakSet[Connections] = weakref.WeakSet()
+_one_fork = threading.Lock()
+_forking: list[Connections] = []
+
+
+def _before_fork() -> None:
+    _one_fork.acquire()
+    _forking.extend(_everywhere)
+    for connections in _forking:
+        connections.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    for connections in _forking:
+        connections.after_fork_in_parent()
+    _forking.clear()
+    _one_fork.release()
+
+
+def _after_fork_in_child() -> None:
+    for connections in _forking:
+        connections.after_fork_in_child()
+    _forking.clear()
+    _one_fork.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

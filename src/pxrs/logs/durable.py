@@ -1,0 +1,43 @@
+"""Files and directories that survive a crash: every new name is synced, every write is whole or undone."""
+
+from __future__ import annotations
+
+import os
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write everything; the kernel may take less than it is given at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def sync_directory(path: str) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directories(path: str) -> None:
+    """Like ``mkdir -p``, with each new name durable."""
+    if os.path.isdir(path):
+        return
+    parent = os.path.dirname(path)
+    make_directories(parent)
+    os.makedirs(path, exist_ok=True)
+    sync_directory(parent)
+
+
+def create_file(path: str, content: bytes, temporary: str) -> None:
+    """Create or replace a file at once and durably: nobody ever sees a part of it."""
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    sync_directory(os.path.dirname(path))

@@ -1,0 +1,154 @@
+"""The file log: a queue is a directory, a partition a directory in it, a segment a file of Arrow batches.
+
+``docs/log-format.md`` shows the layout. Safe for several processes and threads: writers of a partition take
+turns by a file lock that the kernel frees when its holder dies; readers take no lock and write nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pyarrow as pa
+
+from pxrs.clients.inotify import watch_directory
+from pxrs.errors import Closed, Unavailable
+from pxrs.logs.base import Log, LogIdentity, Piece, Stamp, Wish
+from pxrs.logs.partition import PartitionFiles
+from pxrs.logs.queuefile import directory_of, open_directory, partition_directory, sibling_directory
+from pxrs.logs.records import check_entries, check_partition
+from pxrs.logs.segment import read_piece
+from pxrs.logs.writer import PartitionWriter
+from pxrs.settings import Settings
+
+__all__ = ["FileLog", "read_piece"]
+
+_SYNCS_AT_ONCE = 8
+
+
+class FileLog(Log):
+    """A queue in a directory.
+
+    A retry is recognised while its batch stands in the active segment or the one before it; each object and
+    each process sees the same window, because stamps are stored with the batches.
+    """
+
+    def __init__(self, directory: str, identity: LogIdentity, settings: Settings) -> None:
+        self.identity = identity
+        self.directory = directory
+        self._settings = settings
+        self._closed = False
+        self._start()
+        _open_logs.add(self)
+
+    def _start(self) -> None:
+        """Everything that belongs to this process alone; a forked child starts with its own."""
+        self._lock = threading.Lock()
+        self._partitions: dict[int, tuple[PartitionFiles, PartitionWriter]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    @classmethod
+    def open(cls, url: str, wish: Wish, settings: Settings, create: bool) -> FileLog:
+        directory, name = directory_of(url)
+        return cls(directory, open_directory(directory, name, wish, create), settings)
+
+    def _partition(self, number: int) -> tuple[PartitionFiles, PartitionWriter]:
+        if self._closed:
+            raise Closed(f"the log of queue {self.identity.name!r} is closed")
+        found = self._partitions.get(number)
+        if found is None:
+            check_partition(self.identity.name, number, self.identity.partitions)
+            with self._lock:
+                found = self._partitions.setdefault(number, self._new_partition(number))
+        return found
+
+    def _new_partition(self, number: int) -> tuple[PartitionFiles, PartitionWriter]:
+        files = PartitionFiles(self.identity.name, number, partition_directory(self.directory, number))
+        return files, PartitionWriter(files, self._settings.segment_bytes)
+
+    # --- writing
+
+    def append(
+        self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None
+    ) -> dict[int, int]:
+        writers = {number: self._partition(number)[1] for number in sorted(batches)}
+        for batch in batches.values():
+            check_entries(batch)
+        firsts: dict[int, int] = {}
+        try:
+            with ExitStack() as locks:
+                for writer in writers.values():  # in sorted order: two processes never wait for each other
+                    locks.enter_context(writer.locked())
+                for number, writer in writers.items():
+                    firsts[number] = writer.write(batches[number], (stamps or {}).get(number))
+                self._sync(list(writers.values()))
+        except OSError as error:
+            raise Unavailable(f"{self.directory}: {error}") from error
+        return firsts
+
+    def _sync(self, writers: Sequence[PartitionWriter]) -> None:
+        if self._settings.durability == "flush":
+            return
+        if len(writers) == 1:
+            writers[0].sync()
+            return
+        errors = [task.exception() for task in [self._threads().submit(w.sync) for w in writers]]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="pxrs-sync")
+            return self._pool
+
+    # --- reading
+
+    def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:
+        return self._partition(partition)[0].read(offset, max_rows)
+
+    def bounds(self, partition: int) -> tuple[int, int]:
+        return self._partition(partition)[0].bounds()
+
+    def offset_at(self, partition: int, timestamp_us: int) -> int:
+        return self._partition(partition)[0].offset_at(timestamp_us)
+
+    def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
+        return self._partition(partition)[0].pieces(start, end)
+
+    def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
+        return watch_directory(self._partition(partition)[0].directory, notify)
+
+    # --- the rest
+
+    def sibling(self, name: str, partitions: int, create: bool) -> FileLog | None:
+        directory = sibling_directory(self.directory, name)
+        if not create and not os.path.exists(os.path.join(directory, "queue.json")):
+            return None
+        wish = Wish(partitions, self.identity.hash, self.identity.reduce)
+        identity = open_directory(directory, os.path.basename(directory), wish, create)
+        return FileLog(directory, identity, self._settings)
+
+    def close(self) -> None:
+        self._closed = True
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._partitions.clear()
+        if pool is not None:
+            pool.shutdown()
+
+
+_open_logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for log in list(_open_logs):
+        log._start()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,153 @@
+"""The memory log: the contract of a log without a disk, for tests, demos and single processes."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from pxrs.errors import Closed, NotFound, Refused
+from pxrs.logs.base import Log, LogIdentity, Piece, Stamp, Wish, agree
+from pxrs.logs.records import check_entries, check_partition, first_at, refuse_offset, with_offsets
+from pxrs.model import check_name
+from pxrs.plugins import split_url
+from pxrs.settings import Settings
+
+
+class _Partition:
+    """The batches of one partition, the stamps they came with, and who wants to know of new ones."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.bases: list[int] = []
+        self.end = 0
+        self.stamps: dict[Stamp, int] = {}
+        self.subscribers: dict[object, Callable[[], None]] = {}
+
+    def append(self, batch: pa.RecordBatch, stamp: Stamp | None) -> int:
+        known = self.stamps.get(stamp) if stamp else None
+        if known is not None or not batch.num_rows:
+            return self.end if known is None else known
+        first = self.end
+        self.batches.append(with_offsets(batch, first))
+        self.bases.append(first)
+        self.end = first + batch.num_rows
+        if stamp:
+            self.stamps[stamp] = first
+        return first
+
+
+class _Content:
+    """What all who open the same name share."""
+
+    def __init__(self, identity: LogIdentity) -> None:
+        self.identity = identity
+        self.lock = threading.Lock()
+        self.partitions = [_Partition() for _ in range(identity.partitions)]
+        self.siblings: dict[str, _Content] = {}
+
+
+_named: dict[str, _Content] = {}
+_named_lock = threading.Lock()
+
+
+class MemoryLog(Log):
+    """``memory:`` is a new log each time; ``memory:NAME`` is shared by name and lives as long as the process.
+
+    Every stamp is remembered: a retry is recognised however late it comes.
+    """
+
+    def __init__(self, content: _Content) -> None:
+        self.identity = content.identity
+        self._content = content
+        self._closed = False
+
+    @classmethod
+    def open(cls, url: str, wish: Wish, settings: Settings, create: bool) -> MemoryLog:  # noqa: ARG003 - the driver's signature
+        _, place = split_url(url)
+        name = check_name("queue", place) if place else ""
+        with _named_lock:
+            content = _named.get(name)
+            if content is None and not create:
+                raise NotFound(f"there is no log {url!r} in this process: open it with create=True")
+            if content is None:
+                content = _Content(agree(name or "memory", wish, None))
+                if name:
+                    _named[name] = content
+        agree(name, wish, content.identity)
+        return cls(content)
+
+    def _partition(self, number: int) -> _Partition:
+        if self._closed:
+            raise Closed(f"the log of queue {self.identity.name!r} is closed")
+        check_partition(self.identity.name, number, self.identity.partitions)
+        return self._content.partitions[number]
+
+    def append(
+        self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None
+    ) -> dict[int, int]:
+        partitions = {number: self._partition(number) for number in sorted(batches)}
+        for batch in batches.values():
+            check_entries(batch)
+        with self._content.lock:
+            given = {
+                number: partition.append(batches[number], (stamps or {}).get(number))
+                for number, partition in partitions.items()
+            }
+            waiting = [notify for partition in partitions.values() for notify in partition.subscribers.values()]
+        for notify in waiting:
+            notify()
+        return given
+
+    def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:
+        found = self._partition(partition)
+        with self._content.lock:
+            if offset == found.end:
+                return None
+            if not 0 <= offset < found.end:
+                refuse_offset(self.identity.name, partition, offset, (0, found.end))
+            number = bisect_right(found.bases, offset) - 1
+            return found.batches[number].slice(offset - found.bases[number], max_rows)
+
+    def bounds(self, partition: int) -> tuple[int, int]:
+        return 0, self._partition(partition).end
+
+    def offset_at(self, partition: int, timestamp_us: int) -> int:
+        found = self._partition(partition)
+        with self._content.lock:
+            batches, end = list(found.batches), found.end
+        hits = (first_at(batch, timestamp_us) for batch in batches)
+        return next((hit for hit in hits if hit is not None), end)
+
+    def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:  # noqa: ARG002 - the port's signature
+        self._partition(partition)
+        raise Refused(f"queue {self.identity.name!r} lives in this process's memory: no other process can read it")
+
+    def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
+        subscribers = self._partition(partition).subscribers
+        token = object()
+        with self._content.lock:
+            subscribers[token] = notify
+
+        def cancel() -> None:
+            with self._content.lock:
+                subscribers.pop(token, None)
+
+        return cancel
+
+    def sibling(self, name: str, partitions: int, create: bool) -> MemoryLog | None:
+        parts = [check_name("sibling", part) for part in name.split("/")]
+        with self._content.lock:
+            found = self._content.siblings.get(name)
+            if found is None and not create:
+                return None
+            wish = Wish(partitions, self.identity.hash, self.identity.reduce)
+            if found is None:
+                found = self._content.siblings[name] = _Content(agree(parts[-1], wish, None))
+        agree(name, wish, found.identity)
+        return MemoryLog(found)
+
+    def close(self) -> None:
+        self._closed = True

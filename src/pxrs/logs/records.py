@@ -1,0 +1,59 @@
+"""What all logs do with record batches: check what comes in, give offsets, find a time."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from pxrs.errors import BeyondEnd, Expired, NotFound, Refused
+from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA
+
+
+def check_entries(batch: pa.RecordBatch) -> None:
+    """Refuse what is not ``ENTRY_SCHEMA``, and nulls where it has none."""
+    if not batch.schema.equals(ENTRY_SCHEMA):
+        raise Refused(f"a batch to append must have the columns {_listed(ENTRY_SCHEMA)}, not {_listed(batch.schema)}")
+    for number, field in enumerate(ENTRY_SCHEMA):
+        if not field.nullable and batch.column(number).null_count:
+            raise Refused(f"column {field.name!r} of a batch to append holds a null")
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def check_partition(queue: str, partition: int, count: int) -> None:
+    if not 0 <= partition < count:
+        raise NotFound(f"queue {queue!r} has no partition {partition}: they are 0 to {count - 1}")
+
+
+def with_offsets(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+    """The batch as readers will see it: its rows numbered from ``first`` on."""
+    offsets = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
+    return pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=SCHEMA)
+
+
+def times(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The timestamps in microseconds, without a copy."""
+    found: np.ndarray[tuple[int], np.dtype[np.int64]] = batch.column("timestamp").view(pa.int64()).to_numpy()
+    return found
+
+
+def first_at(batch: pa.RecordBatch, timestamp_us: int) -> int | None:
+    """The first offset in this batch at or after a time. Times need not rise within a batch."""
+    late = np.flatnonzero(times(batch) >= timestamp_us)
+    return batch.column("offset")[int(late[0])].as_py() if len(late) else None
+
+
+def refuse_offset(queue: str, partition: int, offset: int, bounds: tuple[int, int]) -> NoReturn:
+    """Raise the error for an offset that cannot be read."""
+    start, end = bounds
+    where = f"queue {queue!r}, partition {partition}"
+    if offset < start:
+        raise Expired(f"{where}: offsets {offset} to {start - 1} are no longer stored; the log starts at {start}")
+    raise BeyondEnd(
+        f"{where}: offset {offset} is ahead of the log, which ends at {end}: it was cut or created anew. "
+        "Seek the group to go on"
+    )

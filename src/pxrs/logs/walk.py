@@ -1,0 +1,109 @@
+"""Walking a segment from header to header, and judging its end.
+
+Reads with ``pread``, not through a map: a writer may cut a torn tail under a walking reader, and touching
+mapped bytes that are gone would kill the process.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from typing import NamedTuple
+
+from pxrs.errors import Damaged
+from pxrs.logs.segment import (
+    CONTINUATION,
+    MAX_HEADER,
+    PREFIX,
+    Header,
+    NotAHeader,
+    contradicts_itself,
+    header_size,
+    read_header,
+)
+
+
+class Tail(Enum):
+    """What stands after the last whole batch."""
+
+    CLEAN = "nothing"
+    PARTIAL = "the beginning of a batch: being written now, or torn by a crash"
+    BROKEN = "a last batch that is not intact"
+
+
+class Found(NamedTuple):
+    """A batch and where it stands."""
+
+    position: int
+    header: Header
+
+
+class Walk(NamedTuple):
+    found: list[Found]
+    position: int
+    """Where the last whole batch ends."""
+    tail: Tail
+
+
+def walk(fd: int, path: str, position: int, expected: int) -> Walk:
+    """All whole batches from ``position`` on, of which the first must hold the offset ``expected``."""
+    size = os.fstat(fd).st_size
+    found: list[Found] = []
+    window, window_at = b"", position
+    while position < size:
+        if position + MAX_HEADER > window_at + len(window) and window_at + len(window) < size:
+            window, window_at = os.pread(fd, MAX_HEADER, position), position
+        data = window[position - window_at :]
+        try:
+            header = read_header(data)
+        except NotAHeader:
+            return Walk(found, position, _judge(fd, path, data, position, expected))
+        if header.base != expected:
+            raise Damaged(f"{path}: the batch at byte {position} starts at offset {header.base}, not at {expected}")
+        if position + header.length > size:
+            return Walk(found, position, Tail.PARTIAL)
+        found.append(Found(position, header))
+        position += header.length
+        expected = header.end
+    return Walk(found, position, Tail.CLEAN)
+
+
+def _judge(fd: int, path: str, data: bytes, position: int, expected: int) -> Tail:
+    """What it is that stands here instead of an intact header. Damage before a good batch is an error."""
+    if _is_beginning(data):
+        return Tail.PARTIAL
+    rest = _rest(fd, position)
+    if not rest.strip(b"\0"):  # the file system gave the file its size, and lost power before its content
+        return Tail.PARTIAL
+    if _good_batch_in(rest):
+        raise Damaged(f"{path}: the batch at byte {position}, offset {expected}, is damaged, and good ones follow")
+    return Tail.BROKEN
+
+
+def _is_beginning(data: bytes) -> bool:
+    if len(data) < PREFIX:
+        return CONTINUATION.startswith(data[:4])
+    try:
+        return header_size(data) > len(data) and not contradicts_itself(data)
+    except NotAHeader:
+        return False
+
+
+def _rest(fd: int, position: int) -> bytes:
+    size = os.fstat(fd).st_size - position
+    parts = []
+    while size > 0 and (part := os.pread(fd, size, position)):
+        parts.append(part)
+        position, size = position + len(part), size - len(part)
+    return b"".join(parts)
+
+
+def _good_batch_in(rest: bytes) -> bool:
+    at = rest.find(CONTINUATION, 1)
+    while at >= 0:
+        try:
+            read_header(rest[at : at + MAX_HEADER])
+            return True
+        except NotAHeader:
+            at = rest.find(CONTINUATION, at + 1)
+    return False

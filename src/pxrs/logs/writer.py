@@ -1,0 +1,190 @@
+"""Appending to one partition: one writer at a time, whole batches or nothing, poisoned by a failed sync."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from pxrs.errors import Damaged, Unavailable
+from pxrs.logs.base import Stamp
+from pxrs.logs.durable import create_file, write_all
+from pxrs.logs.partition import PartitionFiles, Segment, segment_path
+from pxrs.logs.records import with_offsets
+from pxrs.logs.segment import SCHEMA_MESSAGE, encode
+from pxrs.logs.walk import Found, Tail
+
+logger = logging.getLogger(__name__)
+
+# The descriptors that are open while a partition is locked. A child that is forked in that moment must close
+# its copies: a lock lives as long as any copy of its descriptor, and would outlive its holder.
+_held: set[int] = set()
+
+
+def _after_fork() -> None:
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _open(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    _held.add(fd)
+    return fd
+
+
+def _close(fd: int) -> None:
+    _held.discard(fd)
+    os.close(fd)
+
+
+class PartitionWriter:
+    """Writes batches to the active segment. Descriptors are open only while the partition is locked."""
+
+    def __init__(self, files: PartitionFiles, segment_bytes: int) -> None:
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._thread_lock = threading.Lock()  # a file lock does not hold threads of one process apart
+        self._recovered = False
+        self._poison: str | None = None
+        self._fd = -1
+        self._written_from = -1
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only writer: wait for the others, take in what they wrote, cut what a dead one left half done."""
+        with self._thread_lock:
+            if self._poison:
+                raise Damaged(self._poison)
+            lock = _open(os.path.join(self._files.directory, "lock"), os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._files.refresh()
+                self._recover()
+                yield
+            finally:
+                self._close_segment()
+                _close(lock)  # frees the lock
+
+    def _close_segment(self) -> None:
+        if self._fd >= 0:
+            _close(self._fd)
+        self._fd = self._written_from = -1
+
+    # --- what an earlier writer left behind
+
+    def _recover(self) -> None:
+        active = self._files.active
+        if active is None:
+            return
+        if active.tail is not Tail.CLEAN:
+            self._cut(active, active.position, keep=active.tail is Tail.BROKEN)
+        elif not self._recovered and active.batches:
+            self._check_last(active)
+        self._recovered = True
+
+    def _check_last(self, active: Segment) -> None:
+        """After a power loss the last batch may have its length but not its content."""
+        try:
+            active.load(len(active.batches) - 1)
+        except Damaged:
+            self._cut(active, active.batches[-1].position, keep=True)
+
+    def _cut(self, active: Segment, position: int, keep: bool) -> None:
+        """Cut the file back to its last good batch. What might have been acknowledged once is kept aside."""
+        fd = os.open(active.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            torn = os.fstat(fd).st_size - position
+            if keep:
+                aside = f"{active.path}.cut-{position}"
+                create_file(aside, os.pread(fd, torn, position), aside + ".tmp")
+            os.ftruncate(fd, position)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        logger.warning("%s: cut %d bytes of an unfinished batch at byte %d", active.path, torn, position)
+        self._files.forget()
+        self._files.refresh()
+
+    # --- appending
+
+    def write(self, batch: pa.RecordBatch, stamp: Stamp | None) -> int:
+        """Append the batch, unless its stamp is known; returns its first offset. Not durable before ``sync``."""
+        known = self._files.find_stamp(stamp) if stamp else None
+        if known is not None or not batch.num_rows:
+            self._open_active()  # the first try may have died before its sync: this one vouches for it
+            return self._files.end if known is None else known
+        active = self._segment_for_append()
+        message, header = encode(with_offsets(batch, active.end), stamp)
+        self._append(active, message)
+        self._files.appended(active, Found(self._written_from, header))
+        return header.base
+
+    def _open_active(self) -> None:
+        active = self._files.active
+        if active is not None and self._fd < 0:
+            self._fd = _open(active.path, os.O_WRONLY | os.O_APPEND)
+
+    def _segment_for_append(self) -> Segment:
+        active = self._files.active
+        if active is None or (active.batches and active.position >= self._segment_bytes):
+            self._roll(active)
+        self._open_active()
+        active = self._files.active
+        assert active is not None
+        return active
+
+    def _roll(self, active: Segment | None) -> None:
+        directory, base = self._files.directory, self._files.end
+        try:
+            if active is not None:  # the last batch of a writer that was killed may not be on the disk yet
+                self._open_active()
+                self.sync()
+                self._close_segment()
+            create_file(segment_path(directory, base), SCHEMA_MESSAGE, os.path.join(directory, "new-segment.tmp"))
+        except OSError as error:
+            raise Unavailable(f"{directory}: no new segment could be made: {error}") from error
+        self._files.refresh()
+
+    def _append(self, active: Segment, message: memoryview) -> None:
+        self._written_from = active.position
+        try:
+            write_all(self._fd, message)
+        except OSError as error:
+            self._undo(f"a batch could not be written: {error}")
+            raise Unavailable(f"{active.path}: a batch could not be written: {error}; nothing was stored") from error
+
+    def _undo(self, why: str) -> None:
+        """Take back what is not acknowledged; a writer that cannot even do that must never write again."""
+        if self._written_from < 0:
+            return
+        try:
+            os.ftruncate(self._fd, self._written_from)
+        except OSError as error:
+            self._set_poison(f"{why}, nor taken back: {error}")
+
+    def _set_poison(self, why: str) -> None:
+        self._poison = (
+            f"queue {self._files.queue!r}, partition {self._files.number}: {why}. This writer will not write "
+            "again: look at the disk, then open the queue anew"
+        )
+
+    def sync(self) -> None:
+        """Make what was written durable. A failure is final: the kernel may already have dropped the data."""
+        if self._fd < 0:
+            return
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._set_poison(f"its data could not be made durable: {error}")
+            self._undo("its data could not be made durable")
+            self._files.forget()
+            raise Damaged(str(self._poison)) from error

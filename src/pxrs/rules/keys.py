@@ -1,0 +1,110 @@
+"""From what a user calls a key to the bytes that are hashed. Every hash sees the same bytes.
+
+- ``str`` is its UTF-8. Nothing is normalised: "é" as one code point (NFC) and as two (NFD) are two keys.
+- ``bytes``, ``bytearray`` and ``memoryview`` are taken as they are, so ``"a"`` and ``b"a"`` are the same key.
+- ``uuid.UUID`` is 16 bytes: its high and its low half, each as a little-endian long, as ThingsBoard has it.
+- ``None`` has no bytes: the producer spreads such messages round robin. All else is refused by type.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pxrs.errors import BadKey
+
+CHUNK = 16_384
+"""How many keys are worked on at a time: small enough that a chunk's arrays stay in the processor's cache."""
+
+
+def key_bytes(key: object) -> bytes:
+    """The bytes of one key."""
+    if isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        return _utf8(key)
+    if isinstance(key, (bytearray, memoryview)):
+        return bytes(key)
+    if isinstance(key, uuid.UUID):
+        return key.bytes[7::-1] + key.bytes[:7:-1]
+    if key is None:
+        raise BadKey(
+            "a key of None has no partition of its own: the producer sends such messages round robin"
+        )
+    raise BadKey(f"a key is str, bytes or uuid.UUID, not {type(key).__name__}: {shown(key)}")
+
+
+def shown(key: object) -> str:
+    """The key for an error text: cut short when it is long."""
+    start = key[:61] if isinstance(key, (str, bytes)) else key
+    text = repr(start)
+    return text if len(text) <= 64 else text[:61] + "..."
+
+
+def _utf8(key: str) -> bytes:
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise BadKey(
+            f"key {shown(key)} has no UTF-8 form: lone surrogate at position {error.start}"
+        ) from None
+
+
+def all_key_bytes(keys: list[Any]) -> tuple[list[bytes], list[int]]:
+    """The bytes of many keys, and the positions of the None among them (which stand as empty bytes)."""
+    kinds = set(map(type, keys))
+    if kinds <= {bytes}:
+        return keys, []
+    if kinds == {str}:
+        try:
+            return list(map(str.encode, keys)), []
+        except UnicodeEncodeError:
+            pass  # the slow way below names the key
+    nulls = [place for place, key in enumerate(keys) if key is None]
+    return [b"" if key is None else key_bytes(key) for key in keys], nulls
+
+
+def key_chunks(keys: Iterable[object]) -> Iterator[list[Any]]:
+    """The keys of a list, a numpy array, an Arrow array or any other iterable, as lists of at most CHUNK."""
+    if isinstance(keys, (str, bytes, bytearray, memoryview)):
+        raise BadKey(f"many keys are wanted here; for the one key {shown(keys)} ask partition()")
+    if type(keys).__module__.partition(".")[0] == "pyarrow":
+        yield from _arrow_chunks(keys)
+    elif isinstance(keys, np.ndarray):
+        yield from _numpy_chunks(keys)
+    else:
+        rows = keys if isinstance(keys, list) else list(keys)
+        for start in range(0, len(rows), CHUNK):
+            yield rows[start : start + CHUNK]
+
+
+def _numpy_chunks(keys: np.ndarray[Any, Any]) -> Iterator[list[Any]]:
+    if keys.ndim != 1:
+        raise BadKey(f"keys stand in one dimension, not in {keys.ndim}")
+    for start in range(0, len(keys), CHUNK):
+        yield keys[start : start + CHUNK].tolist()
+
+
+def _arrow_chunks(keys: Any) -> Iterator[list[Any]]:
+    import pyarrow as pa  # here, because hashing alone must stay cheap to import
+
+    for array in keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]:
+        plain = _without_text(array)
+        for start in range(0, len(plain), CHUNK):
+            yield plain.slice(start, CHUNK).to_pylist()
+
+
+def _without_text(array: Any) -> Any:
+    # Arrow's text is UTF-8 already: seen as binary it need not become Python text and back.
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_large_string(array.type):
+        return array.cast(pa.large_binary())
+    if pa.types.is_string(array.type) or pa.types.is_string_view(array.type):
+        return array.cast(pa.binary())
+    return array

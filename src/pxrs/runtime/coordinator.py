@@ -1,0 +1,208 @@
+"""The leader of a group: it watches who lives, plans who should own what, and frees what nobody can give up.
+
+Any member can lead. Leadership is an epoch in the group row: the plan of a deposed leader is refused. Without a
+leader nothing stops; members go on with what they own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.errors import Conflict, Fenced, Unknown
+from pxrs.model import Grant, Group, MemberRow, Owner, Partition
+from pxrs.rules import assignment, rebalance
+from pxrs.rules.liveness import Watch
+from pxrs.rules.targets import Target
+from pxrs.runtime.registry import Registry
+from pxrs.runtime.report import Report
+from pxrs.settings import Settings
+
+
+class Coordinator:
+    """The part of a member that may lead. ``round`` does what is due and never blocks for long."""
+
+    def __init__(
+        self, registry: Registry, me: Owner, settings: Settings, clock: Clock, nonce: Callable[[], str], report: Report
+    ) -> None:
+        self._registry = registry
+        self._me = me
+        self._settings = settings
+        self._clock = clock
+        self._nonce = nonce
+        self._report = report
+        self._lead: Grant | None = None
+        self._watch = Watch()
+        self._lives: frozenset[tuple[str, str]] = frozenset()
+        self._overdue: dict[int, tuple[Owner, float]] = {}
+        self._verify = False
+        self._planned_at: float | None = None
+        self._freed_at = 0.0
+
+    @property
+    def leads(self) -> bool:
+        return self._lead is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a rebalance is under way that this leader has to follow closely."""
+        return self.leads and self._verify
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this leader has nobody to watch: then only a ring or a poll can bring news."""
+        return self.leads and len(self._lives) <= 1
+
+    def round(self, group: Group, now: float, polled: bool) -> bool:
+        """Do what is due; ``polled``: the rows may have changed since the last round. True if the group row changed."""
+        if self._lead is not None and not self._still_leads(group, self._lead):
+            self._lose_lead()
+        if self._lead is None:
+            return self._stand(group, now)
+        if self.is_alone and not polled and not self.is_busy:
+            return False
+        return self._govern(group, self._lead, now, polled)
+
+    def leave(self, group: Group, now: float) -> None:
+        """Hand the lead on: plan without this member and resign, in one swap."""
+        if self._lead is None or not self._still_leads(group, self._lead):
+            return
+        members = {m.id: m for m in self._registry.members()}
+        live = tuple(
+            name for name in rebalance.eligible(members.values(), self._dead(members, now)) if name != self._me.id
+        )
+        if live:
+            self._publish(group, self._lead, live, f"{self._me.id} left", now, stay=False)
+        else:
+            self._registry.resign(self._lead)
+        self._lead = None
+
+    # ---- becoming and staying leader ----------------------------------------------------------------------
+
+    def _still_leads(self, group: Group, lead: Grant) -> bool:
+        return group.leader == lead.owner and group.leader_epoch == lead.epoch
+
+    def _lose_lead(self) -> None:
+        self._lead = None
+        self._lives = frozenset()
+        self._overdue = {}
+        self._verify, self._planned_at = False, None
+        self._report("deposed", {"member": self._me.id})
+
+    def _stand(self, group: Group, now: float) -> bool:
+        leader = self._registry.member(group.leader.id).row if group.leader else None
+        self._watch.see([leader] if leader else [], now)
+        silent = leader is not None and self._watch.is_silent(leader, now)
+        if not rebalance.may_elect(group, self._me, self.leads, leader, silent):
+            return False
+        try:
+            self._lead = self._registry.elect(self._me, group)
+        except (Conflict, Unknown):
+            return True
+        self._watch = Watch()
+        self._report("elected", {"member": self._me.id, "leader_epoch": self._lead.epoch})
+        return True
+
+    # ---- leading --------------------------------------------------------------------------------------------
+
+    def _govern(self, group: Group, lead: Grant, now: float, polled: bool) -> bool:
+        members = {m.id: m for m in self._registry.members()}
+        self._watch.see(members.values(), now)
+        dead = self._dead(members, now)
+        live = rebalance.eligible(members.values(), dead)
+        lives = frozenset((m.id, m.inc) for m in members.values())
+        target = self._registry.target(group.target) if group.target else None
+        if live and (live != group.members or target is None):
+            reason = rebalance.explain(group.members, live, members, dead)
+            return self._publish(group, lead, live, reason, now, target)
+        self._verify = self._verify or polled or bool(dead) or lives != self._lives
+        self._lives = lives
+        if self._verify and target is not None:
+            self._settle(group, target, members, dead, now)
+        self._clear_away(group, members, dead)
+        return False
+
+    def _dead(self, members: dict[str, MemberRow], now: float) -> frozenset[str]:
+        """Judged on this process's own clock, and never this member itself."""
+        return frozenset(m.id for m in members.values() if m.id != self._me.id and self._watch.is_dead(m, now))
+
+    def _publish(
+        self,
+        group: Group,
+        lead: Grant,
+        live: tuple[str, ...],
+        reason: str,
+        now: float,
+        previous: Target | None = None,
+        stay: bool = True,
+    ) -> bool:
+        previous = previous or (self._registry.target(group.target) if group.target else None)
+        target = assignment.plan(group.assignor, group.partitions, live, previous)
+        try:
+            planned = self._registry.publish(lead, target, self._nonce(), reason, stay)
+        except Fenced:
+            self._lose_lead()
+            return True
+        except (Conflict, Unknown):
+            return True
+        self._verify, self._planned_at, self._freed_at = True, now, now
+        self._report("planned", self._plan_facts(planned, previous, target))
+        return True
+
+    def _plan_facts(self, group: Group, previous: Target | None, target: Target) -> dict[str, Any]:
+        return {
+            "member": self._me.id,
+            "generation": group.generation,
+            "reason": group.reason,
+            "members": target.members,
+            "idle": target.idle,
+            "moved": [p for p in range(target.partitions) if previous is None or previous.owner(p) != target.owner(p)],
+        }
+
+    def _settle(
+        self, group: Group, target: Target, members: dict[str, MemberRow], dead: frozenset[str], now: float
+    ) -> None:
+        """Free what its owner cannot or does not give up; notice when everything is where it belongs."""
+        waiting, forced = 0, {}
+        for row in self._registry.partitions():
+            wanted = target.owner(row.number)
+            if rebalance.is_settled(row, wanted, members):
+                self._overdue.pop(row.number, None)
+                continue
+            waiting += 1
+            if row.owner is not None:
+                self._freed_at = now
+                if rebalance.is_orphan(row, members, dead, wanted) or self._is_overdue(row, row.owner, wanted, now):
+                    forced[row.number] = row.owner
+        if forced:
+            self._registry.force_release(forced)
+            self._report("forced", {"member": self._me.id, "partitions": sorted(forced)})
+        if not waiting:
+            self._settled(group, now)
+
+    def _is_overdue(self, row: Partition, owner: Owner, wanted: str | None, now: float) -> bool:
+        """Whether a live owner has had its time to give up what the target gives to another."""
+        if owner.id == wanted:
+            return False
+        since = self._overdue.get(row.number)
+        if since is None or since[0] != owner:
+            self._overdue[row.number] = (owner, now)
+            return False
+        return (now - since[1]) * 1000 >= self._settings.revoke_timeout_ms
+
+    def _settled(self, group: Group, now: float) -> None:
+        since, self._planned_at = self._planned_at, None
+        self._verify = False
+        self._overdue = {}
+        if since is not None:
+            facts = {"generation": group.generation, "reason": group.reason, "member": self._me.id}
+            self._report("settled", facts | {"revoke_s": max(0.0, self._freed_at - since), "total_s": now - since})
+
+    def _clear_away(self, group: Group, members: dict[str, MemberRow], dead: frozenset[str]) -> None:
+        for name in sorted(dead):
+            if name not in group.members:
+                try:
+                    self._registry.remove_member(members[name])
+                except (Conflict, Unknown):
+                    continue

@@ -1,0 +1,427 @@
+"""One member of a group: it beats, follows the target, commits, and hands partitions over.
+
+``round`` does all that is due at one moment and says when to be called again; one thread calls it, so everything
+that one process writes to one row is written in order. The partitions themselves are worked on elsewhere: by
+``Work``, which knows nothing of rows.
+
+A handle is born in one way only: from the success of this process's own claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pxrs.clock import Clock
+from pxrs.errors import Conflict, DuplicateMember, Fenced, PxrsError, Unavailable, Unknown, WentBack
+from pxrs.model import Grant, Group, MemberRow, MemberState, Owner, Partition
+from pxrs.rules import ownership, rebalance
+from pxrs.rules.commits import CommitPolicy
+from pxrs.rules.rebalance import Mode, Step
+from pxrs.rules.targets import Target
+from pxrs.runtime.coordinator import Coordinator
+from pxrs.runtime.registry import Registry
+from pxrs.runtime.report import Report
+from pxrs.runtime.rows import Held
+from pxrs.settings import Settings
+
+
+class Work(Protocol):
+    """Those who process the partitions. Every call returns at once."""
+
+    def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
+        """Begin at the checkpoint (None: there is none yet)."""
+
+    def position(self, partition: int) -> int | None:
+        """The next offset: everything below it is finished. None as long as the start is not known."""
+
+    def drain(self, partition: int) -> None:
+        """Take nothing more; finish what runs."""
+
+    def drained(self, partition: int) -> bool:
+        """Whether everything that was taken is finished."""
+
+    def stop(self, partition: int, lost: bool) -> None:
+        """The partition is gone: handed over, or (``lost``) taken away, in which case nothing more counts."""
+
+    def pause(self, partition: int, paused: bool) -> None: ...
+
+    def extend(self, until: float) -> None:
+        """Work may go on until this monotonic time; after it nothing may be taken before a new extension."""
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether a handler has made no progress for longer than the limit."""
+
+
+@dataclass(slots=True)
+class Handle:
+    """A partition in this member's hands. ``held`` is the row as last written here; None: read before writing."""
+
+    grant: Grant
+    held: Held[Partition] | None
+    committed: int | None
+    committed_at: float
+    mode: Mode = Mode.ACTIVE
+    paused: bool = False
+
+
+class Member:
+    """The protocol of one member. Not thread-safe on purpose: one thread calls ``round``."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        work: Work,
+        row: MemberRow,
+        settings: Settings,
+        clock: Clock,
+        nonce: Callable[[], str],
+        report: Report,
+    ) -> None:
+        self.me: Owner = row.owner
+        self.coordinator = Coordinator(registry, self.me, settings, clock, nonce, report)
+        self.handles: dict[int, Handle] = {}
+        self.error: PxrsError | None = None
+        self.gone = False
+        self.idle = True
+        self._registry = registry
+        self._work = work
+        self._row = row
+        self._settings = settings
+        self._clock = clock
+        self._report = report
+        self._policy = CommitPolicy(settings.commit_every, settings.commit_interval_ms / 1000)
+        self._registered: Held[MemberRow] | None = None
+        self._joined = False
+        self._group: Group | None = None
+        self._target: Target | None = None
+        self._doubtful: set[int] = set()
+        self._leaving_since: float | None = None
+        self._leave_announced = False
+        self._polled = True
+        self._looked = False
+        self._next_poll = 0.0
+        self._next_watch = 0.0
+        self._next_beat = 0.0
+        self._alive_until = 0.0
+
+    # ---- what others call -----------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Look at the rows in the next round: somebody rang."""
+        self._polled = True
+
+    def leave(self) -> None:
+        """Leave cleanly: drain, flush, release, go. The rounds go on until ``gone``."""
+        if self._leaving_since is None:
+            self._leaving_since = self._clock.monotonic()
+            self._polled = True
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving_since is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.gone or self.error is not None
+
+    def round(self) -> float:
+        """Do what is due; returns the monotonic time at which to be called again at the latest."""
+        now = self._clock.monotonic()
+        problem = None
+        for part in (self._keep_alive, self._follow, self._commit_due, self._coordinate, self._finish_leaving):
+            if self.finished:
+                break
+            try:
+                part(now)
+            except (Unavailable, Conflict, Unknown) as error:
+                problem = error
+            except (Fenced, WentBack) as error:
+                self._give_up(error)
+        if problem is not None:
+            self._report("troubled", {"member": self.me.id, "error": str(problem)})
+            return now + self._settings.beat_ms / 4000
+        return self._next_round(now)
+
+    # ---- staying alive ----------------------------------------------------------------------------------------
+
+    def _keep_alive(self, now: float) -> None:
+        if not self._joined:
+            self._join(now)
+        elif now >= self._next_beat:
+            self._beat(now)
+
+    def _join(self, now: float) -> None:
+        self._registered = self._registry.register(self._row)
+        self._joined = True
+        self._confirmed(now)
+        self._report("joined", {"member": self.me.id, "inc": self.me.inc})
+
+    def _beat(self, now: float) -> None:
+        known, self._registered = self._registered, None
+        self._registered = self._registry.beat(self._row, known)
+        self._confirmed(now)
+        self._follow_own_row(self._registered.row)
+        self._show_state(now)
+
+    def _confirmed(self, sent: float) -> None:
+        """Counted from when the beat was sent: others can only have seen it later."""
+        self._next_beat = sent + self._settings.beat_ms / 1000
+        self._alive_until = sent + self._settings.stop_taking_ms / 1000
+        self._work.extend(self._alive_until)
+
+    def _follow_own_row(self, row: MemberRow | None) -> None:
+        """An operator may have asked this member to leave, by a word in its row."""
+        if row is not None and row.state is MemberState.LEAVING and not self._leave_announced:
+            self._leave_announced = True
+            self.leave()
+
+    def _show_state(self, now: float) -> None:
+        """Alive is not working: a member without progress says so, and the leader plans without it."""
+        state = MemberState.STALLED if self._work.is_stalled(now) else MemberState.ACTIVE
+        row = self._registered.row if self._registered else None
+        if row is None or row.state in (state, MemberState.LEAVING):
+            return
+        self._row = replace(self._row, state=state)
+        self._registered = self._registry.set_state(self.me, state)
+        self._report(state.value, {"member": self.me.id})
+
+    def _give_up(self, error: PxrsError) -> None:
+        """This life is over: stop everything, flush nothing, release nothing, and do not come back by itself."""
+        if type(error) is Fenced:
+            error = DuplicateMember(str(error))
+        self.error = error
+        for partition in list(self.handles):
+            self._drop(partition, lost=True)
+        self._report("fenced", {"member": self.me.id, "error": str(error)})
+
+    # ---- following the target -----------------------------------------------------------------------------------
+
+    def _follow(self, now: float) -> None:
+        if not (self._polled or now >= self._next_poll or self._has_drained()):
+            return
+        self._polled = False
+        try:
+            self._read_group()
+            self._reconcile(now)
+        except PxrsError:
+            self._polled = True
+            raise
+        self._looked = True
+        self._next_poll = now + self._settings.poll_ms / 1000
+
+    def _has_drained(self) -> bool:
+        return any(h.mode is Mode.DRAINING and self._work.drained(p) for p, h in self.handles.items())
+
+    def _read_group(self) -> None:
+        """The group row, this member's own row, and the target that the group row points to."""
+        group = self._registry.find_group()
+        if group is None:
+            raise WentBack(f"group {self._registry.group_name!r} has vanished: the registry store was wiped")
+        if self._group is not None and group.generation < self._group.generation:
+            raise WentBack(f"group {self._registry.group_name!r} went back to generation {group.generation}")
+        own = self._registry.member(self.me.id).row
+        if own is not None:
+            ownership.require_my_life(own, self.me)
+        self._follow_own_row(own)
+        if group.target and (self._group is None or self._target is None or group.target != self._group.target):
+            self._target = self._registry.target(group.target)
+        self._polled = self._polled or (group.target is not None and self._target is None)
+        self._group = group
+
+    def _wanted(self) -> set[int]:
+        if self.is_leaving or self._target is None:
+            return set()
+        return set(self._target.of(self.me.id))
+
+    def _reconcile(self, now: float) -> None:
+        wanted = self._wanted()
+        self.idle = not wanted
+        numbers = sorted(wanted | self.handles.keys() | self._doubtful)
+        rows = self._registry.read_partitions(numbers) if numbers else {}
+        steps: dict[Step, list[int]] = {step: [] for step in Step}
+        for number in numbers:
+            steps[self._next_step(number, rows[number], number in wanted)].append(number)
+        self._drop_lost(steps[Step.DROP], rows)
+        self._keep(steps[Step.KEEP], rows)
+        self._release([*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]], rows)
+        self._give_back(steps[Step.GIVE_BACK])
+        self._claim(steps[Step.CLAIM], rows, now)
+
+    def _next_step(self, number: int, held: Held[Partition], wanted: bool) -> Step:
+        assert held.row is not None
+        handle = self.handles.get(number)
+        if handle is None:
+            return rebalance.next_step(held.row, self.me, None, None, wanted, drained=False)
+        drained = self._work.drained(number)
+        return rebalance.next_step(held.row, self.me, handle.grant, handle.mode, wanted, drained)
+
+    def _drop_lost(self, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
+        for number in numbers:
+            row = rows[number].row
+            assert row is not None
+            if row.epoch < self.handles[number].grant.epoch:
+                raise WentBack(f"partition {number} went back to epoch {row.epoch}: the registry store lost writes")
+            self._drop(number, lost=True)
+
+    def _keep(self, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
+        for number in numbers:
+            handle, row = self.handles[number], rows[number].row
+            handle.held = rows[number]
+            if row is not None and row.paused != handle.paused:
+                handle.paused = row.paused
+                self._work.pause(number, row.paused)
+
+    def _drain(self, numbers: list[int]) -> list[int]:
+        """Stop taking; returns those that had nothing running and can be released at once."""
+        for number in numbers:
+            handle = self.handles[number]
+            if handle.mode is Mode.ACTIVE:
+                handle.mode = Mode.DRAINING
+                self._work.drain(number)
+                self._report("draining", {"member": self.me.id, "partition": number})
+        return [number for number in numbers if self._work.drained(number)]
+
+    def _release(self, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
+        positions: dict[Grant, int | None] = {}
+        for number in numbers:
+            self.handles[number].mode = Mode.RELEASING
+            positions[self.handles[number].grant] = self._work.position(number)
+        if not positions:
+            return
+        for number, result in self._registry.release(positions, {n: rows[n] for n in numbers}).items():
+            self._after_release(number, result, positions[self.handles[number].grant])
+
+    def _after_release(self, number: int, result: Held[Partition] | PxrsError, position: int | None) -> None:
+        if isinstance(result, WentBack):
+            raise result
+        if isinstance(result, Fenced):
+            self._drop(number, lost=True)
+        elif isinstance(result, Held):
+            epoch = self.handles[number].grant.epoch
+            self._drop(number, lost=False)
+            facts = {"member": self.me.id, "partition": number, "epoch": epoch, "position": position}
+            self._report("released", facts)
+        else:
+            self._polled = True
+
+    def _give_back(self, numbers: list[int]) -> None:
+        if not numbers:
+            return
+        for number, result in self._registry.give_back(numbers, self.me).items():
+            if isinstance(result, Held | Conflict):
+                self._doubtful.discard(number)
+
+    def _claim(self, numbers: list[int], rows: Mapping[int, Held[Partition]], now: float) -> None:
+        if not numbers or self._clock.monotonic() >= self._alive_until:
+            return
+        for number, result in self._registry.claim(numbers, self.me, {n: rows[n] for n in numbers}).items():
+            if isinstance(result, Held):
+                self._start(number, result, now)
+            elif isinstance(result, Unknown):
+                self._doubtful.add(number)
+                self._polled = True
+
+    def _start(self, number: int, held: Held[Partition], now: float) -> None:
+        """The checkpoint comes from the very row that was swapped: nobody can have written since."""
+        row = held.row
+        assert row is not None
+        grant = Grant(number, self.me, row.epoch)
+        self._doubtful.discard(number)
+        self.handles[number] = Handle(grant, held, row.checkpoint, now, paused=row.paused)
+        facts = {"member": self.me.id, "partition": number, "epoch": row.epoch, "checkpoint": row.checkpoint}
+        self._report("claimed", facts)
+        self._work.start(grant, row.checkpoint, row.paused)
+
+    def _drop(self, number: int, lost: bool) -> None:
+        handle = self.handles.pop(number)
+        self._work.stop(number, lost)
+        if lost:
+            self._report("lost", {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch})
+
+    # ---- committing -----------------------------------------------------------------------------------------------
+
+    def _commit_due(self, now: float) -> None:
+        self.commit({p: self._work.position(p) for p in self.handles if self._is_commit_due(p, now)}, now)
+
+    def _is_commit_due(self, number: int, now: float) -> bool:
+        handle = self.handles[number]
+        position = self._work.position(number)
+        if position is None or handle.mode is Mode.RELEASING:
+            return False
+        if handle.committed is None:
+            # A start that was chosen ("latest", a time) must be written down before a crash could lose it.
+            return position > 0
+        return self._policy.due(position - handle.committed, now - handle.committed_at)
+
+    def commit(self, positions: Mapping[int, int | None], now: float) -> None:
+        """Store these positions, each under the epoch of its own claim."""
+        wishes = {self.handles[p].grant: position for p, position in positions.items() if position is not None}
+        if not wishes:
+            return
+        known = {g.partition: h for g in wishes if (h := self.handles[g.partition].held) is not None}
+        for number, result in self._registry.commit(wishes, known).items():
+            self._after_commit(number, result, wishes[self.handles[number].grant], now)
+
+    def _after_commit(self, number: int, result: Held[Partition] | PxrsError, position: int, now: float) -> None:
+        handle = self.handles[number]
+        if isinstance(result, WentBack):
+            raise result
+        if isinstance(result, Fenced):
+            self._report("refused", {"member": self.me.id, "partition": number, "error": str(result)})
+            self._drop(number, lost=True)
+        elif isinstance(result, Held):
+            handle.held, handle.committed, handle.committed_at = result, position, now
+            facts = {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch, "checkpoint": position}
+            self._report("committed", facts)
+        else:
+            handle.held = None
+
+    # ---- leading and leaving ----------------------------------------------------------------------------------------
+
+    def _coordinate(self, now: float) -> None:
+        """Watch the others at the pace of the beats; if the group changed, look at it at once."""
+        if self._group is None or self.is_leaving:
+            return
+        if not (self._looked or self.coordinator.is_busy or now >= self._next_watch):
+            return
+        changed = self.coordinator.round(self._group, now, self._looked)
+        self._looked = False
+        self._next_watch = now + self._settings.beat_ms / 1000
+        self._polled = self._polled or changed
+
+    def _finish_leaving(self, now: float) -> None:
+        if self._leaving_since is None:
+            return
+        if not self._leave_announced:
+            self._leave_announced = True
+            self._registry.set_state(self.me, MemberState.LEAVING)
+        if self.handles and now - self._leaving_since < self._settings.drain_ms / 1000:
+            return
+        self._abandon_rest()
+        if self._group is not None:
+            self.coordinator.leave(self._registry.group(), now)
+        self._registry.deregister(self.me)
+        self.gone = True
+        self._report("left", {"member": self.me.id})
+
+    def _abandon_rest(self) -> None:
+        """Handlers that did not end in time lose their partitions: what they still do does not count."""
+        for number, handle in list(self.handles.items()):
+            position = self._work.position(number)
+            self._drop(number, lost=True)
+            self._registry.abandon(handle.grant, position)
+
+    def _next_round(self, now: float) -> float:
+        if self._polled or self.finished:
+            return now
+        times = [self._next_beat, self._next_poll, self._next_watch]
+        if self._leaving_since is not None:
+            times.append(self._leaving_since + self._settings.drain_ms / 1000)
+        if self.coordinator.is_busy:
+            times.append(now + max(0.02, self._settings.beat_ms / 10_000))
+        for number, handle in self.handles.items():
+            if self._work.position(number) != handle.committed and handle.mode is not Mode.RELEASING:
+                times.append(handle.committed_at + self._policy.seconds)
+        return max(now, min(times))

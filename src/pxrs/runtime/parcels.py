@@ -1,0 +1,218 @@
+"""What a producer holds until it is durable: parcels of messages, and how they become batches of partitions.
+
+A receipt is a view on a parcel, so one message costs a few list entries and nothing of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pxrs.errors import PxrsError, Unavailable
+from pxrs.logs.base import ENTRY_SCHEMA, HEADERS, TIMESTAMP, Stamp
+from pxrs.rules.partitioning import round_robin
+
+Hurry = Callable[["Parcel"], None]
+
+_BODY_FIELDS = [ENTRY_SCHEMA.field(name) for name in ("timestamp", "key", "value", "headers", "tenant")]
+BODY_SCHEMA: pa.Schema = pa.schema(_BODY_FIELDS)
+"""An entry without its id, which is given when the parcel is packed."""
+
+
+class Routes(Protocol):
+    """What a producer needs of a partitioner."""
+
+    def partitions_of(self, keys: Any) -> NDArray[np.int32]:
+        """The partition of each key, -1 for a null key."""
+
+
+class Parcel:
+    """Messages that become durable together, or fail together."""
+
+    def __init__(self, hurry: Hurry) -> None:
+        self.size = 0
+        self.partitions: NDArray[np.int32] | None = None
+        self.offsets: NDArray[np.int64] | None = None
+        self.error: BaseException | None = None
+        self.finished = threading.Event()
+        self.hurry = hurry
+
+    def body(self) -> pa.RecordBatch:
+        """The messages as ``BODY_SCHEMA``."""
+        raise NotImplementedError
+
+    def route(self, routes: Routes) -> NDArray[np.int32]:
+        raise NotImplementedError
+
+    def settle(self, partitions: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
+        self.partitions, self.offsets = partitions, offsets
+        self.finished.set()
+
+    def fail(self, error: BaseException) -> None:
+        self.error = error
+        self.finished.set()
+
+    def wait(self, timeout: float | None) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Partitions and offsets of all messages, once they are durable."""
+        if not self.finished.is_set():
+            self.hurry(self)
+            if not self.finished.wait(timeout):
+                raise Unavailable(f"not durable after {timeout} s; it may still become so")
+        if self.error is not None:
+            raise self.error
+        assert self.partitions is not None and self.offsets is not None
+        return self.partitions, self.offsets
+
+
+class SentParcel(Parcel):
+    """Messages sent one by one. What few messages have is kept aside, by the message's number."""
+
+    def __init__(self, hurry: Hurry, due: float) -> None:
+        super().__init__(hurry)
+        self.due = due
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes] = []
+        self.times: list[float] = []
+        self.given_times: dict[int, int] = {}
+        self.headers: dict[int, list[dict[str, Any]]] = {}
+        self.tenants: dict[int, str] = {}
+
+    def body(self) -> pa.RecordBatch:
+        rows = len(self.values)
+        columns = [
+            pa.array(self._times(), TIMESTAMP),
+            pa.array(self.keys, pa.binary()),
+            pa.array(self.values, pa.binary()),
+            _sparse(self.headers, rows, HEADERS),
+            _sparse(self.tenants, rows, pa.string()),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
+
+    def _times(self) -> NDArray[np.int64]:
+        found = np.rint(np.array(self.times) * 1e6).astype(np.int64)
+        for row, given in self.given_times.items():
+            found[row] = given
+        return found
+
+    def route(self, routes: Routes) -> NDArray[np.int32]:
+        return routes.partitions_of(self.keys)
+
+
+class TableParcel(Parcel):
+    """Messages that came as an Arrow batch, perhaps with their partitions."""
+
+    def __init__(self, hurry: Hurry, batch: pa.RecordBatch, given: NDArray[np.int32] | None) -> None:
+        super().__init__(hurry)
+        self._batch = batch
+        self._given = given
+
+    def body(self) -> pa.RecordBatch:
+        return self._batch
+
+    def route(self, routes: Routes) -> NDArray[np.int32]:
+        return routes.partitions_of(self._batch.column("key")) if self._given is None else self._given
+
+
+def _sparse(values: Mapping[int, Any], rows: int, kind: pa.DataType) -> pa.Array:
+    if not values:
+        return pa.nulls(rows, kind)
+    return pa.array([values.get(row) for row in range(rows)], kind)
+
+
+class Shipment(NamedTuple):
+    """Parcels, sorted into one batch for each partition; appended as often as needed with the same stamps."""
+
+    parcels: Sequence[Parcel]
+    batches: dict[int, pa.RecordBatch]
+    stamps: dict[int, Stamp]
+    partitions: NDArray[np.int32]
+    order: NDArray[np.intp]
+
+    def settle(self, firsts: Mapping[int, int]) -> None:
+        """Tell each message its offset."""
+        runs = [np.arange(firsts[p], firsts[p] + batch.num_rows) for p, batch in self.batches.items()]
+        offsets = np.empty(len(self.order), np.int64)
+        offsets[self.order] = np.concatenate(runs)
+        start = 0
+        for parcel, rows in zip(self.parcels, self._rows(), strict=True):
+            parcel.settle(self.partitions[start : start + rows], offsets[start : start + rows])
+            start += rows
+
+    def _rows(self) -> list[int]:
+        return [parcel.body().num_rows for parcel in self.parcels]
+
+    def fail(self, error: PxrsError) -> None:
+        for parcel in self.parcels:
+            parcel.fail(error)
+
+
+class Packer:
+    """Routes messages, gives them ids, and sorts them into batches. Order within a partition is kept."""
+
+    def __init__(self, routes: Routes, partitions: int, producer: bytes) -> None:
+        self._routes = routes
+        self._partitions = partitions
+        self._producer = producer
+        self._sequences: dict[int, int] = {}
+        self._sent = 0
+        # Many small producers must not all begin with partition 0.
+        self._turn = int.from_bytes(producer, "big") % partitions
+
+    def pack(self, parcels: Sequence[Parcel]) -> Shipment:
+        bodies = [parcel.body() for parcel in parcels]
+        partitions = np.concatenate([self._route(parcel) for parcel in parcels])
+        batch = self._with_ids(_joined(bodies))
+        order = _stable_order(partitions, self._partitions)
+        batches = _split(batch, partitions, order)
+        return Shipment(parcels, batches, {p: self._stamp(p) for p in batches}, partitions, order)
+
+    def _route(self, parcel: Parcel) -> NDArray[np.int32]:
+        found = parcel.route(self._routes)
+        keyless = np.flatnonzero(found < 0)
+        if len(keyless):
+            found = found.copy()
+            found[keyless] = round_robin(self._turn, len(keyless), self._partitions)
+            self._turn = (self._turn + len(keyless)) % self._partitions
+        return found
+
+    def _with_ids(self, body: pa.RecordBatch) -> pa.RecordBatch:
+        rows = body.num_rows
+        ids = np.empty((rows, 2), ">u8")
+        ids[:, 0] = int.from_bytes(self._producer, "big")
+        ids[:, 1] = np.arange(self._sent, self._sent + rows)
+        self._sent += rows
+        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(ids)])
+        columns = [column if name == "id" else body.column(name) for name in ENTRY_SCHEMA.names]
+        return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
+
+    def _stamp(self, partition: int) -> Stamp:
+        sequence = self._sequences.get(partition, 0)
+        self._sequences[partition] = sequence + 1
+        return Stamp(self._producer.hex(), sequence)
+
+
+def _joined(bodies: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(bodies) == 1:
+        return bodies[0]
+    return pa.Table.from_batches(bodies).combine_chunks().to_batches()[0]
+
+
+def _stable_order(partitions: NDArray[np.int32], count: int) -> NDArray[np.intp]:
+    # numpy sorts 16-bit numbers by radix, several times faster than wider ones.
+    small = partitions.astype(np.int16) if count <= 32_767 else partitions
+    return np.argsort(small, kind="stable")
+
+
+def _split(batch: pa.RecordBatch, partitions: NDArray[np.int32], order: NDArray[np.intp]) -> dict[int, pa.RecordBatch]:
+    """One slice for each partition that occurs, in rising order of partitions."""
+    numbers, counts = np.unique(partitions, return_counts=True)
+    if len(numbers) > 1:
+        batch = batch.take(pa.array(order))
+    starts = np.cumsum(counts) - counts
+    slices = zip(numbers.tolist(), starts.tolist(), counts.tolist(), strict=True)
+    return {number: batch.slice(start, count) for number, start, count in slices}

@@ -1,0 +1,200 @@
+"""Sending messages to a queue: batched, routed by key, durable when the receipt says so."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pxrs.clock import Clock
+from pxrs.errors import BadKey, Refused
+from pxrs.logs.base import Log
+from pxrs.runtime.outbox import Outbox
+from pxrs.runtime.parcels import Packer, Parcel, Routes, SentParcel, TableParcel
+from pxrs.runtime.tables import body_parts
+from pxrs.settings import Settings
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Receipt:
+    """A promise for one message: a view on the batch it travels in."""
+
+    __slots__ = ("_parcel", "_row")
+
+    def __init__(self, parcel: Parcel, row: int) -> None:
+        self._parcel = parcel
+        self._row = row
+
+    def done(self) -> bool:
+        """Whether the message is durable, or has failed."""
+        return self._parcel.finished.is_set()
+
+    def result(self, timeout: float | None = None) -> tuple[int, int]:
+        """(partition, offset), once the message is durable. Asking sends the batch off without lingering."""
+        partitions, offsets = self._parcel.wait(timeout)
+        return int(partitions[self._row]), int(offsets[self._row])
+
+
+class BatchReceipt:
+    """A promise for all messages of one ``send_batch``."""
+
+    __slots__ = ("_parcels",)
+
+    def __init__(self, parcels: list[TableParcel]) -> None:
+        self._parcels = parcels
+
+    def done(self) -> bool:
+        return all(parcel.finished.is_set() for parcel in self._parcels)
+
+    def result(self, timeout: float | None = None) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(partitions, offsets) of all rows in their order, once all are durable."""
+        found = [parcel.wait(timeout) for parcel in self._parcels]
+        if not found:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        return np.concatenate([p for p, _ in found]), np.concatenate([o for _, o in found])
+
+
+class Producer:
+    """Sends messages to one queue. Safe to use from several threads; not across ``fork``.
+
+    While the log is unavailable an append is repeated for ``send_timeout_ms``; any other failure ends the
+    producer: its waiting messages fail, and later sends are refused with the cause.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        partitioner: Routes,
+        settings: Settings,
+        clock: Clock,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self.id = os.urandom(8).hex()
+        self._partitions = log.identity.partitions
+        self._settings = settings
+        self._clock = clock
+        self._on_close = on_close
+        packer = Packer(partitioner, self._partitions, bytes.fromhex(self.id))
+        self._outbox = Outbox(log, packer, settings, clock)
+        self._closed = False
+        # A producer that is dropped still sends what it was given, and its thread then ends.
+        self._dropped = weakref.finalize(self, self._outbox.stop)
+
+    def send(
+        self,
+        key: str | bytes | None,
+        value: bytes | str,
+        headers: Mapping[str, bytes | str] | None = None,
+        *,
+        timestamp: datetime | int | None = None,
+        tenant: str | None = None,
+    ) -> Receipt:
+        """Send one message. Returns at once, unless the buffer is full; a bad message is refused here."""
+        if key.__class__ is not bytes and key is not None:
+            key = _key_bytes(key)
+        if value.__class__ is not bytes:
+            value = _value_bytes(value)
+        pairs = None if headers is None else _pairs(headers)
+        time_us = None if timestamp is None else _microseconds(timestamp)
+        if tenant is not None:
+            _check_text("tenant", tenant)
+        return Receipt(*self._outbox.put(key, value, time_us, pairs, tenant))  # type: ignore[arg-type]  # both are bytes by now
+
+    def send_batch(self, table: pa.Table | pa.RecordBatch) -> BatchReceipt:
+        """Send the rows of an Arrow table: key, value [, headers, timestamp, tenant], in their order.
+
+        A column ``partition``, if there is one, is taken as it is instead of routing by key.
+        """
+        now_us = round(self._clock.wall() * 1e6)
+        parts = body_parts(table, self._partitions, now_us, self._settings.buffer_bytes)
+        parcels = []
+        for batch, given, size in parts:
+            parcel = TableParcel(self._outbox.hurry, batch, given)
+            parcel.size = size
+            self._outbox.put_parcel(parcel)
+            parcels.append(parcel)
+        return BatchReceipt(parcels)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is durable; raises the first failure."""
+        self._outbox.flush(timeout)
+
+    def close(self) -> None:
+        """Flush and end; raises the first failure. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._dropped.detach()
+        self._outbox.stop()
+        self._outbox.join()
+        if self._on_close is not None:
+            self._on_close()
+        if self._outbox.failure is not None:
+            raise self._outbox.failure
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # else the body's own error says more
+                raise
+
+
+def _key_bytes(key: object) -> bytes:
+    if isinstance(key, str):
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            raise BadKey(f"key {key!r} has no UTF-8 form: {error.reason}") from None
+    if isinstance(key, bytes):
+        return bytes(key)
+    raise BadKey(f"a key must be str, bytes or None, not {type(key).__name__}")
+
+
+def _value_bytes(value: object) -> bytes:
+    if isinstance(value, str):
+        return _check_text("value", value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    raise Refused(f"a value must be bytes or str, not {type(value).__name__}")
+
+
+def _check_text(what: str, text: object) -> bytes:
+    if not isinstance(text, str):
+        raise Refused(f"a {what} must be str, not {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Refused(f"{what} {text!r} has no UTF-8 form: {error.reason}") from None
+
+
+def _pairs(headers: Mapping[str, bytes | str]) -> list[dict[str, Any]]:
+    if not isinstance(headers, Mapping):
+        raise Refused(f"headers must be a mapping of names to bytes, not {type(headers).__name__}")
+    for name in headers:
+        _check_text("header name", name)
+    return [{"key": name, "value": _value_bytes(value)} for name, value in headers.items()]
+
+
+def _microseconds(timestamp: object) -> int:
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise Refused(f"timestamp {timestamp.isoformat()} has no time zone")
+        return (timestamp - _EPOCH) // _MICROSECOND
+    if type(timestamp) is int and -(2**63) <= timestamp < 2**63:
+        return timestamp
+    raise Refused(f"a timestamp must be a datetime or microseconds since 1970, not {timestamp!r}")

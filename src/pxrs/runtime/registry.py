@@ -1,0 +1,373 @@
+"""The registry of one group: every operation on it, once, over any store.
+
+Who calls it owns the decision *when*; ``pxrs.rules`` owns *whether*; the store only compares and sets. Members,
+the coordinator and the command line all go through here; nobody writes rows by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from pxrs.clock import Clock
+from pxrs.errors import Conflict, Damaged, Mismatch, NotFound, PxrsError, Unknown
+from pxrs.model import (
+    Grant,
+    Group,
+    MemberRow,
+    MemberState,
+    Owner,
+    Partition,
+    Tenure,
+    check_name,
+)
+from pxrs.rules import ownership, rebalance, rows
+from pxrs.rules.targets import Target
+from pxrs.runtime.bell import Bell
+from pxrs.runtime.rows import Held, Rows, Rule
+from pxrs.stores.base import ABSENT, Store, Swap, Verdict
+
+T = TypeVar("T")
+PartitionRule = Callable[[Partition], Partition]
+Changed = dict[int, "Held[Partition] | PxrsError"]
+
+
+class Keys:
+    """Where the rows of one group stand in the store."""
+
+    def __init__(self, prefix: str, queue: str, group: str) -> None:
+        self.base = f"{prefix}{check_name('queue', queue)}/{check_name('group', group)}/"
+        self.group = f"{self.base}group"
+        self.members = f"{self.base}member/"
+        self.partitions = f"{self.base}partition/"
+        self.targets = f"{self.base}target/"
+        self.bells = f"{self.base}bell/"
+
+    def partition(self, number: int) -> str:
+        return f"{self.partitions}{number:05d}"
+
+    def member(self, name: str) -> str:
+        return f"{self.members}{name}"
+
+
+class Registry:
+    """The rows of one group, and all that can be done with them."""
+
+    def __init__(
+        self,
+        store: Store,
+        queue: str,
+        group: str,
+        clock: Clock,
+        prefix: str = "/pxrs/",
+        ringer: str = "operator",
+    ) -> None:
+        self.store = store
+        self.queue = queue
+        self.group_name = group
+        self.keys = Keys(prefix, queue, group)
+        self._clock = clock
+        self.bell = Bell(store, self.keys.bells + check_name("member", ringer))
+        self._groups = Rows[Group](store, lambda _, data: rows.decode_group(group, data), rows.encode_group)
+        self._members = Rows[MemberRow](
+            store,
+            lambda key, data: rows.decode_member(_last_part(key), data),
+            rows.encode_member,
+            lambda row: row.lease_ms,
+        )
+        self._partitions = Rows[Partition](
+            store, lambda key, data: rows.decode_partition(int(_last_part(key)), data), rows.encode_partition
+        )
+
+    # ---- the group ------------------------------------------------------------------------------------
+
+    def initialize(self, partitions: int, hash: str, reduce: str, assignor: str | None = None) -> Group:
+        """Create the group's rows if they are not there. Partition rows first: the group row says they all exist."""
+        found = self.find_group()
+        if found is None:
+            created = Group(partitions, hash, reduce, assignor or "sticky")
+            self._create_partitions(partitions)
+            found = self._groups.change_one(self.keys.group, lambda row: row or created).row
+        assert found is not None
+        for what, wanted in (
+            ("partitions", partitions),
+            ("hash", hash),
+            ("reduce", reduce),
+            ("assignor", assignor),
+        ):
+            recorded = getattr(found, what)
+            if wanted is not None and wanted != recorded:
+                raise Mismatch(
+                    f"group {self.group_name!r} was created with {what} = {recorded!r}, and is opened with {wanted!r}"
+                )
+        return found
+
+    def _create_partitions(self, count: int) -> None:
+        def create(number: int, row: Partition | None) -> Partition:
+            return row or Partition(number)
+
+        created = self._partitions.change({self.keys.partition(n): partial(create, n) for n in range(count)})
+        for result in created.values():
+            if isinstance(result, PxrsError):
+                raise result
+
+    def find_group(self) -> Group | None:
+        return self._groups.read([self.keys.group])[self.keys.group].row
+
+    def group(self) -> Group:
+        found = self.find_group()
+        if found is None:
+            raise NotFound(f"there is no group {self.group_name!r} on queue {self.queue!r}")
+        return found
+
+    def elect(self, me: Owner, expected: Group) -> Grant:
+        """Become the leader, if the group row still is the one that the decision was made on."""
+
+        def rule(row: Group | None) -> Group:
+            if row != expected:
+                raise Conflict("the group changed while standing for leadership")
+            return ownership.elect(expected, me)
+
+        group = self._groups.change_one(self.keys.group, rule).row
+        assert group is not None
+        return Grant(-1, me, group.leader_epoch)
+
+    def publish(self, lead: Grant, target: Target, nonce: str, reason: str, stay: bool = True) -> Group:
+        """Write the target under a name of its own, then point the group at it: that swap is the commit point."""
+        key = f"{self.keys.targets}{lead.epoch:010d}-{nonce}"
+        outcome = self.store.swap_each([Swap(key, ABSENT, target.encode())])[0]
+        if outcome.verdict is not Verdict.DONE:
+            raise Unknown(f"no answer to the write of {key}: {outcome.reason}")
+
+        def rule(row: Group | None) -> Group:
+            planned = ownership.publish(_present(row, "group"), lead, target.members, key, reason)
+            return planned if stay else ownership.resign(planned, lead)
+
+        group = self._groups.change_one(self.keys.group, rule, bell=self.bell).row
+        assert group is not None
+        self._forget_targets(lead, key)
+        return group
+
+    def resign(self, lead: Grant) -> None:
+        self._groups.change_one(
+            self.keys.group, lambda row: ownership.resign(_present(row, "group"), lead), bell=self.bell
+        )
+
+    def target(self, key: str) -> Target | None:
+        """A target by its key. None means that it was replaced meanwhile: read the group again."""
+        row = self.store.read([key])[0]
+        return None if row is None else Target.decode(row.value)
+
+    def _forget_targets(self, lead: Grant, keep: str) -> None:
+        """Targets of earlier leaders and earlier plans of this one: nobody will be pointed at them again."""
+        old = [
+            r
+            for r in self.store.scan(self.keys.targets)
+            if r.key != keep and _last_part(r.key)[:10] <= f"{lead.epoch:010d}"
+        ]
+        self.store.swap_each([Swap(r.key, r.version, None) for r in old])
+
+    # ---- members --------------------------------------------------------------------------------------
+
+    def register(self, row: MemberRow) -> Held[MemberRow]:
+        """Enter the group with a new life; an earlier life of the same id is thereby replaced."""
+        check_name("member", row.id)
+        return self._members.change_one(self.keys.member(row.id), lambda _: row, bell=self.bell)
+
+    def beat(self, mine: MemberRow, known: Held[MemberRow] | None) -> Held[MemberRow]:
+        return self._members.change_one(self.keys.member(mine.id), lambda row: ownership.beat(row, mine), known)
+
+    def set_state(self, me: Owner, state: MemberState) -> Held[MemberRow]:
+        return self._members.change_one(
+            self.keys.member(me.id), lambda row: ownership.set_state(row, me, state), bell=self.bell
+        )
+
+    def deregister(self, me: Owner) -> None:
+        """Leave: remove the row, if it still is of this life."""
+
+        def rule(row: MemberRow | None) -> None:
+            if row is not None:
+                ownership.require_my_life(row, me)
+
+        self._members.change_one(self.keys.member(me.id), rule)
+        self.bell.remove()
+
+    def remove_member(self, row: MemberRow) -> None:
+        """Clear away a row that has not moved since it was judged dead."""
+
+        def rule(now: MemberRow | None) -> None:
+            if now != row:
+                raise Conflict(f"member {row.id!r} moved")
+
+        self._members.change_one(self.keys.member(row.id), rule)
+        Bell(self.store, self.keys.bells + row.id).remove()
+
+    def evict(self, name: str, tombstone: str) -> None:
+        """Put a member out: its process is fenced at its next beat, its partitions go to others."""
+        self._members.change_one(
+            self.keys.member(name),
+            lambda row: ownership.evict(self._known_member(row, name), tombstone),
+            bell=self.bell,
+        )
+
+    def drain(self, name: str) -> None:
+        """Ask a member to leave cleanly."""
+        self._members.change_one(
+            self.keys.member(name),
+            lambda row: replace(self._known_member(row, name), state=MemberState.LEAVING),
+            bell=self.bell,
+        )
+
+    def member(self, name: str) -> Held[MemberRow]:
+        key = self.keys.member(name)
+        return self._members.read([key])[key]
+
+    def members(self) -> list[MemberRow]:
+        """All registered members, sorted by id."""
+        return [held.row for held in self._members.scan(self.keys.members).values() if held.row is not None]
+
+    def _known_member(self, row: MemberRow | None, name: str) -> MemberRow:
+        if row is None:
+            raise NotFound(f"there is no member {name!r} in group {self.group_name!r}")
+        return row
+
+    # ---- partitions -----------------------------------------------------------------------------------
+
+    def read_partitions(self, numbers: Sequence[int]) -> dict[int, Held[Partition]]:
+        found = self._partitions.read([self.keys.partition(n) for n in numbers])
+        return {n: self._present(n, held) for n, held in zip(numbers, found.values(), strict=True)}
+
+    def partitions(self) -> list[Partition]:
+        """All partition rows, in order."""
+        found = self._partitions.scan(self.keys.partitions).values()
+        return [held.row for held in found if held.row is not None]
+
+    def partition(self, number: int) -> Partition:
+        row = self.read_partitions([number])[number].row
+        assert row is not None
+        return row
+
+    def unowned(self) -> list[Partition]:
+        return [row for row in self.partitions() if row.owner is None]
+
+    def owned_by(self, name: str) -> list[Partition]:
+        return [row for row in self.partitions() if row.owner is not None and row.owner.id == name]
+
+    def expired(self, dead: Iterable[str] = ()) -> list[Partition]:
+        """Partitions whose owner can no longer give them up: not registered, an earlier life, or judged dead."""
+        members = {m.id: m for m in self.members()}
+        gone = frozenset(dead)
+        return [row for row in self.partitions() if rebalance.is_orphan(row, members, gone, None)]
+
+    def checkpoint(self, number: int) -> int | None:
+        return self.partition(number).checkpoint
+
+    def history(self, number: int) -> tuple[Tenure, ...]:
+        """The last owners of a partition: who, under which epoch, from when, why."""
+        return self.partition(number).history
+
+    def change(
+        self,
+        rules: Mapping[int, PartitionRule],
+        known: Mapping[int, Held[Partition]] | None = None,
+        ring: bool = False,
+    ) -> Changed:
+        """Apply a rule to each of these partitions: an outcome for each, one spoiled row never spoils another."""
+        seen = {self.keys.partition(n): held for n, held in (known or {}).items()}
+        results = self._partitions.change(self._by_key(rules), seen, self.bell if ring else None)
+        return {n: results[self.keys.partition(n)] for n in rules}
+
+    def _by_key(self, rules: Mapping[int, PartitionRule]) -> dict[str, Rule[Partition]]:
+        def on_row(rule: PartitionRule, number: int, row: Partition | None) -> Partition:
+            return rule(_present(row, f"partition {number}"))
+
+        return {self.keys.partition(n): partial(on_row, rule, n) for n, rule in rules.items()}
+
+    def claim(self, numbers: Iterable[int], me: Owner, known: Mapping[int, Held[Partition]] | None = None) -> Changed:
+        at = self._clock.wall()
+        return self.change({n: lambda row: ownership.claim(row, me, at) for n in numbers}, known)
+
+    def commit(
+        self,
+        positions: Mapping[Grant, int],
+        known: Mapping[int, Held[Partition]] | None = None,
+        ends: Mapping[int, int] | None = None,
+    ) -> Changed:
+        """Store the progress of several partitions, each judged alone."""
+        return self.change(self._advances(positions, ends), known)
+
+    def commit_together(self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None) -> None:
+        """Store the progress of several partitions all or none: for output that mixes them."""
+        self._partitions.change_all(self._by_key(self._advances(positions, ends)))
+
+    def _advances(self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None) -> dict[int, PartitionRule]:
+        def rule(grant: Grant, position: int, row: Partition) -> Partition:
+            return ownership.advance(row, grant, position, (ends or {}).get(grant.partition))
+
+        return {grant.partition: partial(rule, grant, position) for grant, position in positions.items()}
+
+    def release(
+        self, positions: Mapping[Grant, int | None], known: Mapping[int, Held[Partition]] | None = None
+    ) -> Changed:
+        """Give partitions up together with their final checkpoints."""
+        at = self._clock.wall()
+
+        def rule(grant: Grant, position: int | None, row: Partition) -> Partition:
+            return ownership.release(row, grant, position, at)
+
+        return self.change({g.partition: partial(rule, g, p) for g, p in positions.items()}, known, ring=True)
+
+    def abandon(self, grant: Grant, position: int | None) -> Changed:
+        at = self._clock.wall()
+        return self.change({grant.partition: lambda row: ownership.abandon(row, grant, position, at)}, ring=True)
+
+    def release_all(self, me: Owner) -> Changed:
+        """Free everything that this life of a member still holds in the rows, checkpoints as they stand."""
+        held = [row.number for row in self.partitions() if row.owner == me]
+        return self.give_back(held, me)
+
+    def give_back(self, numbers: Iterable[int], me: Owner) -> Changed:
+        at = self._clock.wall()
+        return self.change({n: lambda row: ownership.give_back(row, me, at) for n in numbers}, ring=True)
+
+    def force_release(self, owners: Mapping[int, Owner], known: Mapping[int, Held[Partition]] | None = None) -> Changed:
+        """Take partitions from owners that are dead or late; whoever still writes under the old epoch is fenced."""
+        at = self._clock.wall()
+
+        def rule(owner: Owner, row: Partition) -> Partition:
+            return ownership.force_release(row, owner, at)
+
+        return self.change({n: partial(rule, owner) for n, owner in owners.items()}, known, ring=True)
+
+    def seek(self, positions: Mapping[int, int], ends: Mapping[int, int]) -> Changed:
+        at = self._clock.wall()
+
+        def rule(position: int, row: Partition) -> Partition:
+            return ownership.seek(row, position, ends.get(row.number), at)
+
+        return self.change({n: partial(rule, position) for n, position in positions.items()}, ring=True)
+
+    def pause(self, numbers: Iterable[int], paused: bool) -> Changed:
+        return self.change({n: lambda row: ownership.pause(row, paused) for n in numbers}, ring=True)
+
+    def _present(self, number: int, held: Held[Partition]) -> Held[Partition]:
+        _present(held.row, f"partition {number} of group {self.group_name!r}")
+        return held
+
+    # ---- waking each other ------------------------------------------------------------------------------
+
+    def wait(self, mark: int, timeout: float) -> int:
+        """Block until somebody rings, or the time is over. A hint: whoever wakes reads the rows."""
+        return self.store.wait(self.keys.bells, mark, timeout)
+
+
+def _present(row: T | None, what: str) -> T:
+    if row is None:
+        raise Damaged(f"the registry row of {what} is missing: the store was wiped or damaged")
+    return row
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition("/")[2]

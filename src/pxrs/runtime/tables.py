@@ -1,0 +1,130 @@
+"""What a user hands to ``send_batch``: checked column by column, brought to the log's types, cut to size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pxrs.errors import Refused
+from pxrs.logs.base import HEADERS, TIMESTAMP
+from pxrs.runtime.outbox import ROW_BYTES
+from pxrs.runtime.parcels import BODY_SCHEMA
+
+PART_BYTES = 8_388_608
+"""A larger table travels in several parts, so that the buffer's bound holds."""
+
+_Part = tuple[pa.RecordBatch, "NDArray[np.int32] | None", int]
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return any(
+        is_kind(kind)
+        for is_kind in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
+    )
+
+
+def _is_key(kind: pa.DataType) -> bool:
+    return _is_bytes(kind) or pa.types.is_null(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) and kind.tz is not None
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return pa.types.is_null(kind)
+    item = kind.value_type
+    return pa.types.is_struct(item) and [field.name for field in item] == ["key", "value"]
+
+
+_ACCEPTED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "key": (_is_key, "binary or string"),
+    "value": (_is_bytes, "binary or string"),
+    "headers": (_is_headers, str(HEADERS)),
+    "timestamp": (_is_time, "a timestamp with a time zone"),
+    "tenant": (_is_text, "string"),
+    "partition": (pa.types.is_integer, "an integer"),
+}
+
+
+def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> Iterator[_Part]:
+    """The rows as batches of ``BODY_SCHEMA``, with the partitions if given, and the bytes each will hold.
+
+    Everything is checked before the first part is returned: a bad table is refused whole.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if not isinstance(table, pa.Table):
+        raise Refused(f"send_batch takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
+    _check_columns(table.schema)
+    given = _given_partitions(table, partitions) if "partition" in table.column_names else None
+    body = _body(table, now_us)
+    return iter(list(_cut(body, given, min(PART_BYTES, buffer_bytes))))
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    for name in ("key", "value"):
+        if name not in schema.names:
+            raise Refused(f"send_batch needs a column {name!r} ({_ACCEPTED[name][1]}); there are {schema.names}")
+    for field in schema:
+        if field.name not in _ACCEPTED:
+            raise Refused(f"send_batch knows no column {field.name!r}; it takes {', '.join(_ACCEPTED)}")
+        accepts, expected = _ACCEPTED[field.name]
+        if not accepts(field.type):
+            raise Refused(f"column {field.name!r} of send_batch must be {expected}, not {field.type}")
+    if len(set(schema.names)) < len(schema.names):
+        raise Refused(f"send_batch was given a column twice: {schema.names}")
+
+
+def _given_partitions(table: pa.Table, partitions: int) -> NDArray[np.int32]:
+    column = table.column("partition")
+    if column.null_count:
+        raise Refused("column 'partition' of send_batch holds a null")
+    found = column.to_numpy()
+    if len(found) and (found.min() < 0 or found.max() >= partitions):
+        raise Refused(f"column 'partition' of send_batch must hold 0 to {partitions - 1} only")
+    return np.asarray(found, np.int32)
+
+
+def _body(table: pa.Table, now_us: int) -> pa.Table:
+    rows = table.num_rows
+    if table.column("value").null_count:
+        raise Refused("column 'value' of send_batch holds a null")
+    columns = []
+    for field in BODY_SCHEMA:
+        if field.name in table.column_names:
+            column = _cast(table.column(field.name), field)
+        else:
+            column = pa.chunked_array([pa.nulls(rows, field.type)])
+        if field.name == "timestamp":
+            column = pc.fill_null(column, pa.scalar(now_us, TIMESTAMP))
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=BODY_SCHEMA)
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    try:
+        return column.cast(field.type, safe=field.name != "timestamp")  # nanoseconds may be cut off
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Refused(f"column {field.name!r} of send_batch cannot become {field.type}: {error}") from error
+
+
+def _cut(body: pa.Table, given: NDArray[np.int32] | None, limit: int) -> Iterator[_Part]:
+    rows = body.num_rows
+    size = body.nbytes + rows * ROW_BYTES
+    if size > limit and rows > 1:
+        half = rows // 2
+        yield from _cut(body.slice(0, half), None if given is None else given[:half], limit)
+        yield from _cut(body.slice(half), None if given is None else given[half:], limit)
+    elif rows:
+        yield body.combine_chunks().to_batches()[0], given, size

@@ -1,0 +1,236 @@
+"""The checker: reads the recorded history of a run and names the promise that broke.
+
+A history is a list of events in the order in which they happened. It may come from the simulation, which records
+every stored row, or from real processes, which record what their handlers did; each promise is checked as far as the
+history tells.
+
+    Sent(partition, offset)                      a message was acknowledged
+    Stored(partition, by, row)                   a partition row was written, by this life of a member
+    Planned(by, group)                           the group row was written, by this life of a member
+    Processed(partition, offset, by, epoch)      a handler finished a message
+    Rested(owners, shares, ends)                 the quiet end: who is alive, and the log's ends
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pxrs.model import Cause, Group, Owner, Partition
+
+
+class Sent(NamedTuple):
+    partition: int
+    offset: int
+
+
+class Stored(NamedTuple):
+    partition: int
+    by: Owner
+    row: Partition
+
+
+class Planned(NamedTuple):
+    by: Owner
+    group: Group
+
+
+class Processed(NamedTuple):
+    partition: int
+    offset: int
+    by: Owner
+    epoch: int
+
+
+class Rested(NamedTuple):
+    """``live``: the lives that can work; ``ends``: partition → end of its log; ``moves``: claims since all is quiet."""
+
+    live: tuple[Owner, ...]
+    ends: dict[int, int]
+    moves: int
+
+
+Event = Sent | Stored | Planned | Processed | Rested
+
+
+class Violation(NamedTuple):
+    """A broken promise, by its name in the design, and what shows it."""
+
+    promise: str
+    evidence: str
+
+
+@dataclass(slots=True)
+class _Trace:
+    """What is known of one partition so far."""
+
+    row: Partition
+    sent: int = 0
+    granted: dict[int, Owner] = field(default_factory=dict)
+    ended: dict[int, Cause] = field(default_factory=dict)
+    done: dict[int, list[tuple[int, bool]]] = field(default_factory=dict)
+    """offset → (epoch, whether that owner was current) of each time it was processed since the last seek."""
+    next_offset: dict[int, int] = field(default_factory=dict)
+    sought_at: int = 0
+    """The epoch of the last seek: what owners of earlier epochs process does not count after it."""
+
+
+def check(history: Iterable[Event]) -> list[Violation]:
+    """All broken promises, in the order in which they showed."""
+    return _Checker().run(history)
+
+
+class _Checker:
+    def __init__(self) -> None:
+        self._found: list[Violation] = []
+        self._traces: dict[int, _Trace] = {}
+        self._group: Group | None = None
+
+    def run(self, history: Iterable[Event]) -> list[Violation]:
+        for event in history:
+            match event:
+                case Sent():
+                    trace = self._trace(event.partition)
+                    trace.sent = max(trace.sent, event.offset + 1)
+                case Stored():
+                    self._stored(event)
+                case Planned():
+                    self._planned(event)
+                case Processed():
+                    self._processed(event)
+                case Rested():
+                    self._rested(event)
+        return self._found
+
+    def _trace(self, partition: int) -> _Trace:
+        return self._traces.setdefault(partition, _Trace(Partition(partition)))
+
+    def _broken(self, promise: str, evidence: str) -> None:
+        self._found.append(Violation(promise, evidence))
+
+    # ---- rows -----------------------------------------------------------------------------------------------
+
+    def _stored(self, event: Stored) -> None:
+        trace, new = self._trace(event.partition), event.row
+        old = trace.row
+        self._check_epoch(old, new)
+        self._check_checkpoint(old, new)
+        self._check_author(trace, old, event)
+        self._check_loss(trace, new)
+        if new.epoch != old.epoch or new.owner != old.owner:
+            self._note_change_of_hands(trace, old, event)
+        trace.row = new
+
+    def _check_epoch(self, old: Partition, new: Partition) -> None:
+        if new.epoch < old.epoch:
+            self._broken("monotone", f"partition {new.number}: epoch went back {old.epoch} -> {new.epoch}")
+        elif new.owner != old.owner and new.epoch == old.epoch:
+            self._broken("single owner", f"partition {new.number}: owner changed within epoch {new.epoch}")
+
+    def _check_checkpoint(self, old: Partition, new: Partition) -> None:
+        if new.position < old.position and not (new.cause is Cause.SEEK and new.epoch > old.epoch):
+            what = f"checkpoint went back {old.position} -> {new.position}"
+            self._broken("monotone", f"partition {new.number}: {what}")
+
+    def _check_author(self, trace: _Trace, old: Partition, event: Stored) -> None:
+        new = event.row
+        advanced = new.checkpoint != old.checkpoint and new.cause is not Cause.SEEK
+        released = new.cause is Cause.RELEASE and new.epoch > old.epoch
+        if (advanced or released) and trace.granted.get(old.epoch) != event.by:
+            what = "a checkpoint" if advanced else "a release"
+            text = f"partition {new.number}: {what} of {event.by.id}/{event.by.inc} accepted under epoch {old.epoch}"
+            self._broken("fenced", f"{text}, which it was not granted")
+
+    def _check_loss(self, trace: _Trace, new: Partition) -> None:
+        if new.cause is Cause.SEEK or new.checkpoint is None:
+            return
+        start = trace.row.position
+        missing = [o for o in range(start, new.checkpoint) if not self._counts(trace, o)]
+        if missing:
+            text = f"partition {new.number}: checkpoint {new.checkpoint} passes message {missing[0]}"
+            self._broken("no loss", f"{text}, which nobody has processed")
+
+    @staticmethod
+    def _counts(trace: _Trace, offset: int) -> bool:
+        return any(epoch > trace.sought_at for epoch, _ in trace.done.get(offset, ()))
+
+    def _note_change_of_hands(self, trace: _Trace, old: Partition, event: Stored) -> None:
+        new = event.row
+        if (
+            new.cause is Cause.CLAIM
+            and old.owner is not None
+            and new.owner is not None
+            and old.owner.id != new.owner.id
+        ):
+            self._broken("single owner", f"partition {new.number}: {new.owner.id} claimed it from {old.owner.id}")
+        if old.owner is not None:
+            # A claim over an owner is a take-over from an earlier life: as unclean as a forced release.
+            trace.ended[old.epoch] = Cause.FORCED if new.cause is Cause.CLAIM else new.cause
+        if new.owner is not None:
+            trace.granted[new.epoch] = new.owner
+            trace.next_offset[new.epoch] = new.position
+        if new.cause is Cause.SEEK:
+            trace.sought_at = new.epoch
+            trace.done = {}
+
+    def _planned(self, event: Planned) -> None:
+        old, new = self._group, event.group
+        if old is not None and new.generation != old.generation:
+            if old.leader != event.by:
+                leader = old.leader.id if old.leader else "nobody"
+                who = f"{event.by.id}/{event.by.inc}"
+                self._broken("single owner", f"plan {new.generation} of {who} accepted while {leader} led: stale plan")
+            if new.generation < old.generation:
+                self._broken("monotone", f"generation went back {old.generation} -> {new.generation}")
+        if old is not None and new.leader_epoch < old.leader_epoch:
+            self._broken("monotone", f"leader epoch went back {old.leader_epoch} -> {new.leader_epoch}")
+        self._group = new
+
+    # ---- processing -----------------------------------------------------------------------------------------------
+
+    def _processed(self, event: Processed) -> None:
+        trace = self._trace(event.partition)
+        where = f"partition {event.partition} message {event.offset} by {event.by.id}/{event.by.inc}"
+        if trace.granted and trace.granted.get(event.epoch) != event.by:
+            self._broken("single owner", f"{where}: processed under epoch {event.epoch}, which it was not granted")
+            return
+        if trace.ended.get(event.epoch) is Cause.RELEASE:
+            self._broken("bounded repeats", f"{where}: processed after its own release")
+        current = trace.row.epoch == event.epoch or not trace.granted
+        self._check_order(trace, event, where)
+        if current:
+            self._check_repeat(trace, event, where)
+        trace.done.setdefault(event.offset, []).append((event.epoch, current))
+
+    def _check_order(self, trace: _Trace, event: Processed, where: str) -> None:
+        expected = trace.next_offset.get(event.epoch, event.offset)
+        if event.offset != expected:
+            self._broken("order", f"{where}: expected message {expected} next in epoch {event.epoch}")
+        trace.next_offset[event.epoch] = event.offset + 1
+
+    def _check_repeat(self, trace: _Trace, event: Processed, where: str) -> None:
+        if event.offset < trace.row.position:
+            self._broken("bounded repeats", f"{where}: below the stored checkpoint {trace.row.position}")
+        for epoch, was_current in trace.done.get(event.offset, ()):
+            clean = trace.ended.get(epoch) in (None, Cause.RELEASE)
+            if was_current and clean and epoch != event.epoch:
+                self._broken("bounded repeats", f"{where}: repeated although epoch {epoch} was handed over cleanly")
+
+    # ---- the quiet end --------------------------------------------------------------------------------------------
+
+    def _rested(self, event: Rested) -> None:
+        shares = dict.fromkeys(event.live, 0)
+        for partition, end in sorted(event.ends.items()):
+            row = self._trace(partition).row
+            if row.owner not in shares:
+                owner = f"{row.owner.id}, which is not alive" if row.owner else "nobody"
+                self._broken("convergence", f"partition {partition} rests with {owner}")
+                continue
+            shares[row.owner] += 1
+            if row.position != end:
+                self._broken("no loss", f"partition {partition} rests at {row.position} of {end} messages")
+        if shares and max(shares.values()) - min(shares.values()) > 1:
+            self._broken("convergence", f"unfair shares {[(o.id, n) for o, n in sorted(shares.items())]}")
+        if event.moves:
+            self._broken("convergence", f"{event.moves} partitions changed hands while membership rested")

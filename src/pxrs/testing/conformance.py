@@ -1,0 +1,77 @@
+"""What a store is, as tests. A driver is one if a subclass of ``StoreSuite`` is green:
+
+    class TestMyStore(StoreSuite):
+        def make_store(self, tmp_path):
+            return MyStore.open(f"mine:{tmp_path}/registry", Settings())
+
+Every test is named for the promise that it checks. ``run_suite`` runs them without pytest's machinery, and answers
+with the promises that were broken; so it is shown that stores which are broken on purpose are caught.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from pxrs.stores.base import Store
+from pxrs.testing.promises_of_batches import BatchPromises
+from pxrs.testing.promises_of_rows import RowPromises
+from pxrs.testing.promises_of_sharing import SharingPromises
+from pxrs.testing.promises_of_waits import WaitPromises
+
+
+class StoreSuite(RowPromises, BatchPromises, WaitPromises, SharingPromises):
+    """All promises of a store. A subclass says how its store is made; the hooks stand in ``Promises``."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        """A store with no rows in it."""
+        store = self.make_store(tmp_path)
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def second(self, store: Store, tmp_path: Path) -> Iterator[Store]:
+        """Another opener of the same place, as another process would be."""
+        second = self.make_second(store, tmp_path)
+        yield second
+        second.close()
+
+
+def promises(suite: type[StoreSuite]) -> list[str]:
+    """The names of the tests of a suite."""
+    return [name for name, _ in inspect.getmembers(suite, inspect.isfunction) if name.startswith("test_")]
+
+
+def run_suite(suite: StoreSuite) -> dict[str, str]:
+    """The promises that the suite's store broke, each with what was seen."""
+    broken: dict[str, str] = {}
+    for name in promises(type(suite)):
+        try:
+            _run_one(suite, name)
+        except pytest.skip.Exception:
+            continue
+        except (Exception, pytest.fail.Exception) as error:  # a broken store may fail in any way
+            broken[name] = f"{type(error).__name__}: {error}"
+    return broken
+
+
+def _run_one(suite: StoreSuite, name: str) -> None:
+    test = getattr(suite, name)
+    with TemporaryDirectory() as directory:
+        store = suite.make_store(Path(directory))
+        try:
+            if "second" in inspect.signature(test).parameters:
+                second = suite.make_second(store, Path(directory))
+                try:
+                    test(store, second)
+                finally:
+                    second.close()
+            else:
+                test(store)
+        finally:
+            store.close()

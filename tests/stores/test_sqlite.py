@@ -1,0 +1,341 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from pxrs.clients import sqlite as connections
+from pxrs.errors import BadUrl, Damaged, NewerFormat, NotFound, Refused, Unavailable
+from pxrs.plugins import find_driver
+from pxrs.settings import Settings
+from pxrs.stores import sqlite as driver
+from pxrs.stores.base import ABSENT, Store, Swap, Verdict
+from pxrs.stores.sqlite import SqliteStore
+from pxrs.testing.conformance import StoreSuite
+from pxrs.testing.promises import Background, get, put, swap, value_of
+from pxrs.testing.promises_of_sharing import in_forked_child
+from tests.stores import racing
+
+SOON = 30.0
+LONG = 3_600.0
+
+
+def opened(path: Path) -> SqliteStore:
+    return SqliteStore.open(f"sqlite:{path}", Settings())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "registry.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    store = opened(path)
+    yield store
+    store.close()
+
+
+@contextmanager
+def commits_fail(applied: bool) -> Iterator[None]:
+    """Every COMMIT raises an I/O error, after it was carried out or before."""
+
+    def commit(connection: sqlite3.Connection) -> None:
+        connection.execute("COMMIT" if applied else "ROLLBACK")
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "_commit", commit)
+        yield
+
+
+class TestSqliteStore(StoreSuite):
+    def make_store(self, tmp_path: Path) -> Store:
+        return opened(tmp_path / "registry.db")
+
+    def lose_reply(self, store: Store, applied: bool) -> AbstractContextManager[object]:
+        return commits_fail(applied)
+
+
+def test_the_driver_answers_to_its_url() -> None:
+    assert find_driver("pxrs.stores", "sqlite:x.db") is SqliteStore
+
+
+def test_rows_survive_a_close(path: Path) -> None:
+    first = opened(path)
+    version = put(first, "a", b"kept")
+    first.close()
+    second = opened(path)
+    assert value_of(second, "a") == b"kept"
+    swap(second, "a", version, None)
+    second.close()
+    third = opened(path)
+    assert put(third, "a", b"new") > version, "a version was used again after delete, close and open"
+    third.close()
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SqliteStore.open("sqlite:here.db", Settings())
+    put(store, "a", b"x")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert Background(value_of, store, "a").result(SOON, "a read by another thread") == b"x"
+    store.close()
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_an_answered_write_is_on_the_disk(store: SqliteStore) -> None:
+    with store._connections.use() as connection:
+        full = 2
+        assert connection.execute("PRAGMA synchronous").fetchone() == (full,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "sqlite::memory:", "sqlite:a\0b"])
+def test_a_url_without_a_file_is_refused(url: str) -> None:
+    with pytest.raises(BadUrl):
+        SqliteStore.open(url, Settings())
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no/such"):
+        opened(tmp_path / "no" / "such" / "registry.db")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_is_no_registry(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=tmp_path.name):
+        opened(tmp_path)
+
+
+def test_a_file_that_is_no_database_is_named_and_left_alone(path: Path) -> None:
+    path.write_bytes(b"this is a diary, not a database. " * 100)
+    with pytest.raises(Damaged, match=r"registry\.db"):
+        opened(path)
+    assert path.read_bytes() == b"this is a diary, not a database. " * 100
+
+
+def test_a_database_of_somebody_else_is_refused(path: Path) -> None:
+    with _raw(path) as connection:
+        connection.execute("CREATE TABLE meta(colour TEXT)")
+    with pytest.raises(Damaged, match=r"registry\.db"):
+        opened(path)
+
+
+def test_a_later_schema_is_refused(path: Path) -> None:
+    opened(path).close()
+    with _raw(path) as connection:
+        connection.execute("UPDATE meta SET value = 99 WHERE name = 'schema'")
+    with pytest.raises(NewerFormat, match="99"):
+        opened(path)
+
+
+def test_a_file_that_vanished_is_not_made_again(path: Path, store: SqliteStore) -> None:
+    for file in path.parent.iterdir():
+        if file.is_file():
+            file.unlink()
+    with pytest.raises(Unavailable):
+        Background(get, store, "a").result(SOON, "a read by a thread without a connection")
+    assert not path.exists()
+
+
+def test_the_keys_below_a_prefix_of_last_characters_are_found(store: SqliteStore) -> None:
+    last = "\U0010ffff"
+    for key in ("a", f"a{last}", f"a{last}b", "b", last, f"{last}{last}x", "\ud7ff1", "\ue000"):
+        put(store, key, b"x")
+    assert [row.key for row in store.scan(f"a{last}")] == [f"a{last}", f"a{last}b"]
+    assert [row.key for row in store.scan(last)] == [last, f"{last}{last}x"]
+    assert [row.key for row in store.scan("\ud7ff")] == ["\ud7ff1"]
+
+
+def test_a_write_under_another_prefix_does_not_end_a_wait(store: SqliteStore) -> None:
+    mark = store.wait("x/", 0, 0.0)
+    call = Background(store.wait, "x/", mark, LONG)
+    for number in range(20):
+        swap(store, f"y/{number}", put(store, f"y/{number}", b"x"), None)
+    assert call.running()
+    put(store, "x/1", b"x")
+    call.result(SOON, "the wait under x/")
+
+
+def test_remembered_deletions_are_bounded(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "REMEMBERED_CHANGES", 10)
+    mark = store.wait("x/", 0, 0.0)
+    for _ in range(20):
+        swap(store, "y/1", put(store, "y/1", b"x"), None)
+    assert store._query("SELECT count(*) FROM deleted")[0][0] <= 10
+    assert Background(store.wait, "x/", mark, LONG).result(SOON, "a wait with an old mark") > mark
+
+
+def test_the_look_of_a_waiter_walks_the_newest_rows_only(store: SqliteStore) -> None:
+    plan = store._query(f"EXPLAIN QUERY PLAN {driver._CHANGED}", {"mark": 1, "low": "a", "high": "b"})
+    steps = [step[-1] for step in plan]
+    assert any("rows USING COVERING INDEX rows_by_version (version>?)" in step for step in steps), steps
+
+
+def test_a_commit_that_raised_is_unknown_and_the_store_goes_on(store: SqliteStore) -> None:
+    version = put(store, "a", b"before")
+    with commits_fail(applied=True):
+        outcomes = store.swap_each([Swap("a", version, b"after"), Swap("b", 99, b"x")])
+        together = store.swap_all([Swap("c", ABSENT, b"x")])
+    assert [outcome.verdict for outcome in outcomes] == [Verdict.UNKNOWN, Verdict.CONFLICT]
+    assert together.verdict is Verdict.UNKNOWN and "disk I/O error" in together.reason
+    assert value_of(store, "a") == b"after"
+    put(store, "d", b"x")
+
+
+def test_an_error_before_the_commit_rolls_back_and_frees_the_lock(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(change: object) -> bool:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(Unavailable, match="full"):
+        patch.setattr(driver._Change, "finish", fail)
+        put(store, "a", b"x")
+    assert get(store, "a") is None
+    other = opened(path)
+    put(other, "a", b"x")
+    other.close()
+
+
+def test_a_database_that_stays_locked_is_unavailable(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "PATIENCE_SECONDS", 0.05)
+    with _raw(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable, match="locked"):
+            put(store, "a", b"x")
+        assert get(store, "a") is None, "readers are not stopped by a writer"
+        connection.execute("ROLLBACK")
+    put(store, "a", b"x")
+
+
+def test_connections_of_threads_that_ended_are_closed(store: SqliteStore) -> None:
+    for _ in range(10):
+        Background(get, store, "a").result(SOON, "a read by a thread")
+    assert store._connections.count() <= 2
+
+
+def test_b46_threads_that_work_during_a_fork_disturb_neither_side(store: SqliteStore) -> None:
+    ended = threading.Event()
+    workers = [Background(_work, store, f"w/{number}", ended) for number in range(4)]
+    try:
+        for number in range(10):
+            assert in_forked_child(lambda number=number: _child_works(store, number)) == 0  # type: ignore[misc]
+    finally:
+        ended.set()
+    counts = [worker.result(SOON, "a worker thread") for worker in workers]
+    assert [int(value_of(store, f"w/{number}") or b"0") for number in range(4)] == counts
+    assert len(store.scan("child/")) == 10
+
+
+def test_b46_a_child_holds_a_lock_of_its_own(path: Path, store: SqliteStore) -> None:
+    # Were the parent's connection inherited, the child would think that it has the parent's locks, and the parent's
+    # close (the last one, as far as the kernel knows) would delete the log under the child.
+    put(store, "a", b"parent")
+    (ready_read, ready), (go, go_write) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            version = put(store, "b", b"before the parent closed")
+            os.write(ready, b"!")
+            os.read(go, 1)
+            put(store, "b", b"after the parent closed", version)
+            status = 0
+        finally:
+            os._exit(status)
+    os.read(ready_read, 1)
+    store.close()
+    os.write(go_write, b"!")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for file in (ready_read, ready, go, go_write):
+        os.close(file)
+    again = opened(path)
+    assert [row.value for row in again.scan("")] == [b"parent", b"after the parent closed"]
+    again.close()
+
+
+@pytest.mark.processes
+def test_a_wait_is_woken_by_another_process(store: SqliteStore, path: Path) -> None:
+    mark = store.wait("w/", 0, 0.0)
+    call = Background(store.wait, "w/", mark, LONG)
+    code = f"from tests.stores.racing import write; write({str(path)!r}, 'w/1')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=SOON)
+    call.result(SOON, "a wait for another process")
+    assert value_of(store, "w/1") == b"x"
+
+
+@pytest.mark.processes
+def test_a_killed_writer_leaves_whole_transactions(store: SqliteStore, path: Path) -> None:
+    """A process that swaps pairs is killed in the middle of it: nothing is locked, no pair is torn."""
+    for _ in range(3):
+        mark = store.wait("pair/", 0, 0.0)
+        writer = multiprocessing.get_context("spawn").Process(target=racing.write_pairs, args=(str(path),))
+        writer.start()
+        for _ in range(5):
+            mark = store.wait("pair/", mark, SOON)
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        values = [row.value for row in store.scan("pair/")]
+        assert len(values) == 2 and values[0] == values[1]
+        put(store, f"alive/{mark}", b"x")
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_b48_sixteen_processes_open_a_new_file_at_once(path: Path) -> None:
+    assert racing.open_together(str(path), processes=16) == ["opened"] * 16
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_b47_eight_processes_claim_and_renew_and_none_sees_a_lock(path: Path) -> None:
+    tallies = racing.claim_and_renew(str(path), processes=8, seconds=6.0)
+    assert [tally.error for tally in tallies] == [""] * 8
+    assert all(tally.renewed > 0 for tally in tallies), "a process starved"
+
+
+@contextmanager
+def _raw(path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _work(store: Store, key: str, ended: threading.Event) -> int:
+    """Count up in the row until told to end; how far it came."""
+    number, version = 0, ABSENT
+    while not ended.is_set():
+        version = put(store, key, b"%d" % (number + 1), version)
+        number += 1
+    return number
+
+
+def _child_works(store: Store, number: int) -> bool:
+    put(store, f"child/{number}", b"x")
+    mark = store.wait("child/", 0, LONG)
+    waiting = Background(store.wait, "child/", mark, LONG)
+    version = put(store, f"child/{number}", b"y", put_version(store, f"child/{number}"))
+    waiting.result(SOON, "a wait in a forked child")
+    return version > 0
+
+
+def put_version(store: Store, key: str) -> int:
+    row = get(store, key)
+    return row.version if row else ABSENT
