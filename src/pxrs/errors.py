@@ -1,28 +1,28 @@
 """Every error of PXRS, named by what the caller does next.
 
-    PxrsError
-    ├── Conflict             somebody wrote first: read again, decide again
-    ├── Fenced               you no longer own it: stop now, write nothing
-    │   └── DuplicateMember    a newer process runs under this member id
-    ├── Unknown              the write may have happened: read before you act
-    ├── Unavailable          store or log does not answer: try again later
-    ├── Refused              the request is wrong; nothing was changed (also a ValueError)
-    │   ├── Mismatch           opened with another partition count or hash than recorded
-    │   ├── BadName            a queue, group or member name that could not be stored safely
-    │   ├── BadKey             a key that has no bytes (lone surrogate, wrong type)
-    │   ├── BadSetting         a setting out of range, or two that contradict each other
-    │   ├── BadCheckpoint      a checkpoint that is no offset, goes back, or passes the end
-    │   ├── BadUrl             no driver for that URL, or a part of it is missing
-    │   └── NotFound           no such queue, group, member or message
-    ├── Damaged              what is stored cannot be trusted; the text names the place
-    │   ├── WentBack           the store shows an older state than it has shown before
-    │   └── NewerFormat        written by a later version of PXRS
-    ├── OutOfRange           an offset outside the log
-    │   ├── Expired            retention has deleted it; the text names the gap
-    │   └── BeyondEnd          a checkpoint ahead of the log: the log was lost or recreated
-    ├── Full                 the producer's buffer stayed full for the whole time-out
-    ├── Closed               the object was closed before this call
-    └── HandlerFailed        a handler kept failing and the policy says: stop
+PxrsError
+├── Conflict             somebody wrote first: read again, decide again
+├── Fenced               you no longer own it: stop now, write nothing
+│   └── DuplicateMember    a newer process runs under this member id
+├── Unknown              the write may have happened: read before you act
+├── Unavailable          store or log does not answer: try again later
+├── Refused              the request is wrong; nothing was changed (also a ValueError)
+│   ├── Mismatch           opened with another partition count or hash than recorded
+│   ├── BadName            a queue, group or member name that could not be stored safely
+│   ├── BadKey             a key that has no bytes (lone surrogate, wrong type)
+│   ├── BadSetting         a setting out of range, or two that contradict each other
+│   ├── BadCheckpoint      a checkpoint that is no offset, goes back, or passes the end
+│   ├── BadUrl             no driver for that URL, or a part of it is missing
+│   └── NotFound           no such queue, group, member or message
+├── Damaged              what is stored cannot be trusted; the text names the place
+│   ├── WentBack           the store shows an older state than it has shown before
+│   └── NewerFormat        written by a later version of PXRS
+├── OutOfRange           an offset outside the log
+│   ├── Expired            retention has deleted it; the text names the gap
+│   └── BeyondEnd          a checkpoint ahead of the log: the log was lost or recreated
+├── Full                 the producer's buffer stayed full for the whole time-out
+├── Closed               the object was closed before this call
+└── HandlerFailed        a handler kept failing and the policy says: stop
 """
 
 from __future__ import annotations

@@ -61,6 +61,9 @@ class Settings:
     prefetch_rows: int = 10_000
     """How many messages of one partition are held in memory ahead of the handler, at most."""
 
+    deliver_rows: int = 1_000
+    """How many messages a handler of lists or Arrow batches gets at once, at most."""
+
     # Producer
     linger_ms: int = 5
     """How long a message may wait for company before it is written."""
@@ -111,7 +114,7 @@ _KINDS: dict[str, Any] = {f.name: get_type_hints(Settings)[f.name] for f in fiel
 
 _MINIMUM = {
     "lease_ms": 50, "poll_ms": 1, "drain_ms": 1, "revoke_timeout_ms": 1, "progress_limit_ms": 1,
-    "commit_every": 1, "commit_interval_ms": 1, "tries": 1, "prefetch_rows": 1, "batch_rows": 1,
+    "commit_every": 1, "commit_interval_ms": 1, "tries": 1, "prefetch_rows": 1, "deliver_rows": 1, "batch_rows": 1,
     "batch_bytes": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1,
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from pxrs.errors import BadKey, BadSetting
 from pxrs.rules.keys import CHUNK, key_bytes
+from pxrs.rules.packed import ENOUGH
 from pxrs.rules.partitioning import Partitioner, jump, round_robin
 
 HASHES = ["xxh64", "xxh64-spark", "murmur3_128", "murmur3_32", "sha256", "java", "kafka"]
@@ -109,6 +110,7 @@ def test_b63_smallest_64_bit_integer() -> None:
 
 _PRINT_ROUTES = """
 import hashlib, itertools
+from pxrs.rules.packed import ENOUGH
 from pxrs.rules.partitioning import Partitioner
 keys = [f"key-{n}" for n in range(10_000)]
 seen = hashlib.sha256()
@@ -266,6 +268,62 @@ def test_more_keys_than_one_chunk() -> None:
         answer = routing.partitions_of(form)
         assert len(answer) == len(keys)
         assert answer[sample].tolist() == [routing.partition(keys[place]) for place in sample]
+
+
+def _agree(routing: Partitioner, keys: list[Any]) -> None:
+    expected = [-1 if key is None else routing.partition(key) for key in keys]
+    assert routing.partitions_of(keys).tolist() == expected
+
+
+@pytest.mark.parametrize("hashing", ["xxh64", "xxh64-spark"])
+@pytest.mark.parametrize("length", range(34))
+def test_many_short_keys_of_one_length(hashing: str, length: int) -> None:
+    data = hashlib.shake_256(b"keys").digest(ENOUGH * length)
+    keys: list[Any] = [data[n * length : (n + 1) * length] for n in range(ENOUGH)]
+    routing = Partitioner(65_536, hashing)
+    _agree(routing, keys)
+    expected = [routing.partition(key) for key in keys]
+    for kind in (pa.binary(), pa.large_binary(), pa.binary_view()):
+        ours = pa.array([b"before", *keys, b"after"], kind).slice(1, ENOUGH)
+        assert routing.partitions_of(ours).tolist() == expected
+    _agree(routing, [*keys[:-1], None])
+    _agree(routing, [None, *keys])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [f"{n % 7 * 'x'}{n % 10}" for n in range(8 * ENOUGH)],
+        [f"{n % 31 * 'x'}" for n in range(2 * ENOUGH)],
+        [f"{n:040}" for n in range(ENOUGH)],
+        [*(f"{n:08}" for n in range(2 * ENOUGH)), "long" * 20],
+        ["é" if n % 2 else b"\xff" for n in range(2 * ENOUGH)],
+        [None] * ENOUGH,
+        [uuid.UUID(int=n) for n in range(ENOUGH)],
+        [bytearray(b"x%d" % (n % 10)) for n in range(ENOUGH)],
+    ],
+    ids=["few lengths", "many lengths", "long", "one long", "mixed kinds", "nulls", "uuids", "bytearrays"],
+)
+def test_chunks_for_the_fast_way_and_not(keys: list[Any]) -> None:
+    _agree(Partitioner(1000), keys)
+
+
+def test_large_chunks_refuse_like_small_ones() -> None:
+    for bad, why in (("a\ud800b", "lone surrogate"), (7, "not int"), (float("nan"), "not float")):
+        with pytest.raises(BadKey, match=why):
+            Partitioner(8).partitions_of([*(f"{n:08}" for n in range(2 * ENOUGH)), bad])
+
+
+def test_large_arrays_of_other_kinds() -> None:
+    keys = [uuid.UUID(int=number) for number in range(ENOUGH)]
+    fixed = pa.array([key.bytes for key in keys], pa.binary(16))
+    typed = pa.ExtensionArray.from_storage(pa.uuid(), fixed)
+    routing = Partitioner(1000)
+    assert routing.partitions_of(fixed).tolist() == [routing.partition(key.bytes) for key in keys]
+    assert routing.partitions_of(typed).tolist() == [routing.partition(key) for key in keys]
+    assert routing.partitions_of(pa.nulls(ENOUGH)).tolist() == [-1] * ENOUGH
+    with pytest.raises(BadKey, match="not int"):
+        routing.partitions_of(pa.array(range(ENOUGH)))
 
 
 def test_no_keys() -> None:

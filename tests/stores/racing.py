@@ -36,7 +36,7 @@ def opened(path: str) -> SqliteStore:
 
 
 def race_processes(path: str, rounds: int, racers: int = 8) -> list[str]:
-    """Claim every row in every round, from so many processes. What is wrong with the result; nothing, if all is well."""
+    """Claim every row in every round, from so many processes. The answer says what went wrong: nothing, we hope."""
     store = opened(path)
     _lay_out(store)
     barrier = _spawn.Barrier(racers)

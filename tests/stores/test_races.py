@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.stores import racing
+
+from pxrs.stores.memory import MemoryStore
 
 ROUNDS = 50
 
@@ -22,7 +23,7 @@ def test_b03_eight_processes_race_for_256_rows_in_sqlite(tmp_path: Path) -> None
 
 
 def test_the_judge_sees_a_row_with_two_winners_and_one_with_none() -> None:
-    store = racing.MemoryStore()
+    store = MemoryStore()
     racing._lay_out(store)
     rows = store.scan("p/")
     racing._claim(store, rows, b"round 0 by 0")

@@ -9,9 +9,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.stores import racing
 
 from pxrs.clients import sqlite as connections
 from pxrs.errors import BadUrl, Damaged, NewerFormat, NotFound, Refused, Unavailable
@@ -23,7 +25,6 @@ from pxrs.stores.sqlite import SqliteStore
 from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.promises import Background, get, put, swap, value_of
 from pxrs.testing.promises_of_sharing import in_forked_child
-from tests.stores import racing
 
 SOON = 30.0
 LONG = 3_600.0
@@ -200,9 +201,10 @@ def test_an_error_before_the_commit_rolls_back_and_frees_the_lock(
     def fail(change: object) -> bool:
         raise sqlite3.OperationalError("database or disk is full")
 
-    with monkeypatch.context() as patch, pytest.raises(Unavailable, match="full"):
+    with monkeypatch.context() as patch:
         patch.setattr(driver._Change, "finish", fail)
-        put(store, "a", b"x")
+        with pytest.raises(Unavailable, match="full"):
+            put(store, "a", b"x")
     assert get(store, "a") is None
     other = opened(path)
     put(other, "a", b"x")
@@ -233,7 +235,7 @@ def test_b46_threads_that_work_during_a_fork_disturb_neither_side(store: SqliteS
     workers = [Background(_work, store, f"w/{number}", ended) for number in range(4)]
     try:
         for number in range(10):
-            assert in_forked_child(lambda number=number: _child_works(store, number)) == 0  # type: ignore[misc]
+            assert in_forked_child(partial(_child_works, store, number)) == 0
     finally:
         ended.set()
     counts = [worker.result(SOON, "a worker thread") for worker in workers]
@@ -328,14 +330,8 @@ def _work(store: Store, key: str, ended: threading.Event) -> int:
 
 
 def _child_works(store: Store, number: int) -> bool:
-    put(store, f"child/{number}", b"x")
+    version = put(store, f"child/{number}", b"x")
     mark = store.wait("child/", 0, LONG)
     waiting = Background(store.wait, "child/", mark, LONG)
-    version = put(store, f"child/{number}", b"y", put_version(store, f"child/{number}"))
-    waiting.result(SOON, "a wait in a forked child")
-    return version > 0
-
-
-def put_version(store: Store, key: str) -> int:
-    row = get(store, key)
-    return row.version if row else ABSENT
+    put(store, f"child/{number}", b"y", version)
+    return int(waiting.result(SOON, "a wait in a forked child")) > mark

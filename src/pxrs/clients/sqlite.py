@@ -88,6 +88,7 @@ class Connections:
         self._running = 0
         self._generation = 0
         self._closed = False
+        self._forking = False
         self._torn = False
         self._own = threading.local()
         self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
@@ -119,6 +120,7 @@ class Connections:
 
     def _enter(self) -> None:
         with self._gate:
+            self._gate.wait_for(lambda: not self._forking)
             if self._closed:
                 raise Closed(f"{self._path} was closed before this call")
             if self._torn:
@@ -146,18 +148,22 @@ class Connections:
         self._held.clear()
 
     def before_fork(self) -> None:
+        """Let running calls end, let no new one begin, and close everything. The gate stays locked over the fork."""
         self._gate.acquire()
+        self._forking = True
         # Bounded: a signal handler may fork in the very thread whose call is running.
         self._torn = not self._gate.wait_for(lambda: self._running == 0, PATIENCE_SECONDS)
         if not self._torn:
             self._close_all()
 
     def after_fork_in_parent(self) -> None:
-        self._torn = False
+        self._forking = self._torn = False
+        self._gate.notify_all()
         self._gate.release()
 
     def after_fork_in_child(self) -> None:
         self._gate = threading.Condition()
+        self._forking = False
         self._running = 0
         self._after_fork()
 

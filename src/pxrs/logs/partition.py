@@ -10,15 +10,20 @@ import os
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from pxrs.errors import Damaged
+from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Piece, Stamp
 from pxrs.logs.records import first_at, refuse_offset
 from pxrs.logs.segment import SCHEMA_MESSAGE, Header, check_schema, read_batch
 from pxrs.logs.walk import Found, Tail, walk
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 _SEGMENT = re.compile(r"(\d{20})\.arrow")
 
@@ -87,6 +92,21 @@ class Segment:
         return batch
 
 
+def _explained(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Say in the words of ``pxrs.errors`` what the operating system refuses."""
+
+    @wraps(method)
+    def explained(*args: _Given.args, **more: _Given.kwargs) -> _Result:
+        try:
+            return method(*args, **more)
+        except FileNotFoundError as error:
+            raise Damaged(f"a part of the log is gone: {error}") from error
+        except OSError as error:
+            raise Unavailable(f"the log cannot be read: {error}") from error
+
+    return explained
+
+
 class PartitionFiles:
     """The segments of one partition. Its methods are safe to call from several threads."""
 
@@ -142,6 +162,7 @@ class PartitionFiles:
             _check_sealed(segment, self._segments[number + 1].base)
         return segment
 
+    @_explained
     def bounds(self) -> tuple[int, int]:
         with self.lock:
             self.refresh()
@@ -156,6 +177,7 @@ class PartitionFiles:
         if active is not None and active.tail is Tail.BROKEN:
             raise Damaged(f"{active.path}: the last batch, at byte {active.position}, offset {active.end}, is damaged")
 
+    @_explained
     def read(self, offset: int, max_rows: int) -> pa.RecordBatch | None:
         with self.lock:
             if not self._start() <= offset < self.end:
@@ -176,6 +198,7 @@ class PartitionFiles:
             latest = self._latest = segment.batches[number].header, segment.load(number)
         return latest
 
+    @_explained
     def offset_at(self, timestamp_us: int) -> int:
         with self.lock:
             self.bounds()
@@ -192,6 +215,7 @@ class PartitionFiles:
             for number in range(len(segment.batches)):
                 yield segment, number
 
+    @_explained
     def pieces(self, start: int, end: int) -> list[Piece]:
         with self.lock:
             bounds = self.bounds()

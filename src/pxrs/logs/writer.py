@@ -106,8 +106,7 @@ class PartitionWriter:
             if keep:
                 aside = f"{active.path}.cut-{position}"
                 create_file(aside, os.pread(fd, torn, position), aside + ".tmp")
-            os.ftruncate(fd, position)
-            os.fsync(fd)
+            os.ftruncate(fd, position)  # durable with the next batch; until then it would be cut again
         finally:
             os.close(fd)
         logger.warning("%s: cut %d bytes of an unfinished batch at byte %d", active.path, torn, position)

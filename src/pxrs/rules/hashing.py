@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from pxrs.errors import BadSetting
 from pxrs.rules import vectorised
+from pxrs.rules.packed import ShortHash, xxh64_short
 from pxrs.rules.text_hashes import java_hash, murmur2
 
 HashFunction: TypeAlias = Callable[[bytes], int]
@@ -42,6 +43,8 @@ class Hash:
     bits: int
     one: HashFunction
     many: Callable[[list[bytes]], NDArray[np.int64]]
+    short: ShortHash | None = None
+    """Where there is a faster way for many short keys."""
 
 
 class Registered(NamedTuple):
@@ -167,8 +170,8 @@ def _sha256(data: bytes) -> int:
 _BUILT_IN = {
     made.name: made
     for made in (
-        Hash("xxh64-spark", 64, partial(_xxh64, 42), partial(_xxh64_many, 42)),
-        Hash("xxh64", 64, partial(_xxh64, 0), partial(_xxh64_many, 0)),
+        Hash("xxh64-spark", 64, partial(_xxh64, 42), partial(_xxh64_many, 42), partial(xxh64_short, 42)),
+        Hash("xxh64", 64, partial(_xxh64, 0), partial(_xxh64_many, 0), partial(xxh64_short, 0)),
         Hash("murmur3_128", 32, _murmur3_128, _murmur3_128_many),
         Hash("murmur3_32", 32, mmh3.mmh3_32_sintdigest, partial(_each, mmh3.mmh3_32_sintdigest)),
         Hash("sha256", 32, _sha256, partial(_each, _sha256)),

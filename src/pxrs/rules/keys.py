@@ -16,7 +16,7 @@ import numpy as np
 
 from pxrs.errors import BadKey
 
-CHUNK = 16_384
+CHUNK = 32_768
 """How many keys are worked on at a time: small enough that a chunk's arrays stay in the processor's cache."""
 
 
@@ -31,9 +31,7 @@ def key_bytes(key: object) -> bytes:
     if isinstance(key, uuid.UUID):
         return key.bytes[7::-1] + key.bytes[:7:-1]
     if key is None:
-        raise BadKey(
-            "a key of None has no partition of its own: the producer sends such messages round robin"
-        )
+        raise BadKey("a key of None has no partition of its own: the producer sends such messages round robin")
     raise BadKey(f"a key is str, bytes or uuid.UUID, not {type(key).__name__}: {shown(key)}")
 
 
@@ -48,13 +46,12 @@ def _utf8(key: str) -> bytes:
     try:
         return key.encode()
     except UnicodeEncodeError as error:
-        raise BadKey(
-            f"key {shown(key)} has no UTF-8 form: lone surrogate at position {error.start}"
-        ) from None
+        raise BadKey(f"key {shown(key)} has no UTF-8 form: lone surrogate at position {error.start}") from None
 
 
-def all_key_bytes(keys: list[Any]) -> tuple[list[bytes], list[int]]:
-    """The bytes of many keys, and the positions of the None among them (which stand as empty bytes)."""
+def all_key_bytes(chunk: Any) -> tuple[list[bytes], list[int]]:
+    """The bytes of a chunk of keys, and the places of the nulls among them (which stand as empty bytes)."""
+    keys: list[Any] = chunk if isinstance(chunk, list) else chunk.to_pylist()
     kinds = set(map(type, keys))
     if kinds <= {bytes}:
         return keys, []
@@ -67,8 +64,8 @@ def all_key_bytes(keys: list[Any]) -> tuple[list[bytes], list[int]]:
     return [b"" if key is None else key_bytes(key) for key in keys], nulls
 
 
-def key_chunks(keys: Iterable[object]) -> Iterator[list[Any]]:
-    """The keys of a list, a numpy array, an Arrow array or any other iterable, as lists of at most CHUNK."""
+def key_chunks(keys: Iterable[object]) -> Iterator[Any]:
+    """The keys of a list, numpy array, Arrow array or other iterable: lists or Arrow arrays of at most CHUNK."""
     if isinstance(keys, (str, bytes, bytearray, memoryview)):
         raise BadKey(f"many keys are wanted here; for the one key {shown(keys)} ask partition()")
     if type(keys).__module__.partition(".")[0] == "pyarrow":
@@ -88,23 +85,24 @@ def _numpy_chunks(keys: np.ndarray[Any, Any]) -> Iterator[list[Any]]:
         yield keys[start : start + CHUNK].tolist()
 
 
-def _arrow_chunks(keys: Any) -> Iterator[list[Any]]:
+def _arrow_chunks(keys: Any) -> Iterator[Any]:
     import pyarrow as pa  # here, because hashing alone must stay cheap to import
 
     for array in keys.chunks if isinstance(keys, pa.ChunkedArray) else [keys]:
         plain = _without_text(array)
         for start in range(0, len(plain), CHUNK):
-            yield plain.slice(start, CHUNK).to_pylist()
+            yield plain.slice(start, CHUNK)
 
 
 def _without_text(array: Any) -> Any:
-    # Arrow's text is UTF-8 already: seen as binary it need not become Python text and back.
+    # Arrow's text is UTF-8 already: seen as binary it need not become Python text and back. What is no text
+    # or binary is left to key_bytes: UUIDs have a rule of their own, and numbers are refused there.
     import pyarrow as pa
 
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if pa.types.is_large_string(array.type):
+    kind = array.type
+    texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.binary_view())
+    if kind in texts or pa.types.is_fixed_size_binary(kind):
         return array.cast(pa.large_binary())
-    if pa.types.is_string(array.type) or pa.types.is_string_view(array.type):
-        return array.cast(pa.binary())
     return array

@@ -163,8 +163,6 @@ def resign(group: Group, lead: Grant) -> Group:
 
 def require_lead(group: Group, lead: Grant) -> None:
     if group.leader_epoch < lead.epoch:
-        raise WentBack(
-            f"the group shows leader epoch {group.leader_epoch}, but {lead.epoch} was granted before"
-        )
+        raise WentBack(f"the group shows leader epoch {group.leader_epoch}, but {lead.epoch} was granted before")
     if group.leader != lead.owner or group.leader_epoch != lead.epoch:
         raise Fenced(f"{lead.owner.id!r} led under epoch {lead.epoch}; the group is at {group.leader_epoch}")

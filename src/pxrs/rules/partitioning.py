@@ -10,9 +10,9 @@ The reductions, of a signed hash ``h`` and ``n`` partitions:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pxrs.errors import BadSetting
 from pxrs.rules.hashing import Hash, HashFunction, find_hash
 from pxrs.rules.keys import all_key_bytes, key_bytes, key_chunks
+from pxrs.rules.packed import short_hashes
 from pxrs.rules.vectorised import jump_buckets
 from pxrs.settings import DEFAULT_HASH, DEFAULT_PARTITIONS, DEFAULT_REDUCE, MAX_PARTITIONS
 
@@ -71,12 +72,19 @@ class Partitioner:
         parts = [self._route(chunk) for chunk in key_chunks(keys)]
         return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
-    def _route(self, keys: list[object]) -> NDArray[np.int32]:
-        data, nulls = all_key_bytes(keys)
-        reduced = _REDUCTIONS[self.reduce].many(self._hash.many(data), self._hash.bits, self.partitions)
+    def _route(self, chunk: Any) -> NDArray[np.int32]:
+        hashed, nulls = self._hashes(chunk)
+        reduced = _REDUCTIONS[self.reduce].many(hashed, self._hash.bits, self.partitions)
         routed = reduced.astype(np.int32, copy=False)
-        routed[nulls] = NULL_KEY
+        if len(nulls):
+            routed[nulls] = NULL_KEY
         return routed
+
+    def _hashes(self, chunk: Any) -> tuple[NDArray[np.int64], Sequence[int] | NDArray[np.intp]]:
+        if self._hash.short is not None and (found := short_hashes(chunk, self._hash.short)) is not None:
+            return found
+        data, nulls = all_key_bytes(chunk)
+        return self._hash.many(data), nulls
 
 
 def check_partitions(count: object) -> int:

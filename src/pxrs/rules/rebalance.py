@@ -33,9 +33,7 @@ class Step(Enum):
     WAIT = "not mine"
 
 
-def next_step(
-    row: Partition, me: Owner, grant: Grant | None, mode: Mode | None, wanted: bool, drained: bool
-) -> Step:
+def next_step(row: Partition, me: Owner, grant: Grant | None, mode: Mode | None, wanted: bool, drained: bool) -> Step:
     """``wanted``: the target gives it to me and I am not leaving. ``drained``: all that was taken is finished."""
     if grant is None:
         return _step_without_handle(row, me, wanted)
@@ -84,9 +82,7 @@ def explain(
     return ", ".join(words) or "the target was missing"
 
 
-def is_orphan(
-    row: Partition, members: Mapping[str, MemberRow], dead: frozenset[str], target: str | None
-) -> bool:
+def is_orphan(row: Partition, members: Mapping[str, MemberRow], dead: frozenset[str], target: str | None) -> bool:
     """Whether the owner can no longer give the partition up itself: it is gone, judged dead, or an earlier life.
 
     An earlier life of the very member that shall have it is left alone: its new life claims over it.

@@ -37,8 +37,8 @@ class Coordinator:
         self._lives: frozenset[tuple[str, str]] = frozenset()
         self._overdue: dict[int, tuple[Owner, float]] = {}
         self._verify = False
-        self._planned_at: float | None = None
-        self._freed_at = 0.0
+        self._planned_at = self._freed_at = 0.0
+        self._plan: dict[str, Any] | None = None
 
     @property
     def leads(self) -> bool:
@@ -87,7 +87,7 @@ class Coordinator:
         self._lead = None
         self._lives = frozenset()
         self._overdue = {}
-        self._verify, self._planned_at = False, None
+        self._verify, self._plan = False, None
         self._report("deposed", {"member": self._me.id})
 
     def _stand(self, group: Group, now: float) -> bool:
@@ -147,30 +147,32 @@ class Coordinator:
         except (Conflict, Unknown):
             return True
         self._verify, self._planned_at, self._freed_at = True, now, now
-        self._report("planned", self._plan_facts(planned, previous, target))
+        self._plan = self._facts(planned, target, _changed(previous, target))
+        self._report("planned", self._plan)
         return True
 
-    def _plan_facts(self, group: Group, previous: Target | None, target: Target) -> dict[str, Any]:
+    def _facts(self, group: Group, target: Target, moved: list[int]) -> dict[str, Any]:
         return {
             "member": self._me.id,
             "generation": group.generation,
             "reason": group.reason,
             "members": target.members,
             "idle": target.idle,
-            "moved": [p for p in range(target.partitions) if previous is None or previous.owner(p) != target.owner(p)],
+            "moved": moved,
         }
 
     def _settle(
         self, group: Group, target: Target, members: dict[str, MemberRow], dead: frozenset[str], now: float
     ) -> None:
         """Free what its owner cannot or does not give up; notice when everything is where it belongs."""
-        waiting, forced = 0, {}
+        waiting: list[int] = []
+        forced: dict[int, Owner] = {}
         for row in self._registry.partitions():
             wanted = target.owner(row.number)
             if rebalance.is_settled(row, wanted, members):
                 self._overdue.pop(row.number, None)
                 continue
-            waiting += 1
+            waiting.append(row.number)
             if row.owner is not None:
                 self._freed_at = now
                 if rebalance.is_orphan(row, members, dead, wanted) or self._is_overdue(row, row.owner, wanted, now):
@@ -178,8 +180,16 @@ class Coordinator:
         if forced:
             self._registry.force_release(forced)
             self._report("forced", {"member": self._me.id, "partitions": sorted(forced)})
-        if not waiting:
-            self._settled(group, now)
+        if waiting:
+            self._take_over_plan(group, target, waiting, now)
+        else:
+            self._settled(now)
+
+    def _take_over_plan(self, group: Group, target: Target, waiting: list[int], now: float) -> None:
+        """A leader that finds a rebalance under way, planned by one that is gone, sees it to its end."""
+        if self._plan is None:
+            self._plan = self._facts(group, target, waiting)
+            self._planned_at = self._freed_at = now
 
     def _is_overdue(self, row: Partition, owner: Owner, wanted: str | None, now: float) -> bool:
         """Whether a live owner has had its time to give up what the target gives to another."""
@@ -191,13 +201,13 @@ class Coordinator:
             return False
         return (now - since[1]) * 1000 >= self._settings.revoke_timeout_ms
 
-    def _settled(self, group: Group, now: float) -> None:
-        since, self._planned_at = self._planned_at, None
+    def _settled(self, now: float) -> None:
+        plan, self._plan = self._plan, None
         self._verify = False
         self._overdue = {}
-        if since is not None:
-            facts = {"generation": group.generation, "reason": group.reason, "member": self._me.id}
-            self._report("settled", facts | {"revoke_s": max(0.0, self._freed_at - since), "total_s": now - since})
+        if plan is not None:
+            took = {"revoke_s": self._freed_at - self._planned_at, "total_s": now - self._planned_at}
+            self._report("settled", plan | took)
 
     def _clear_away(self, group: Group, members: dict[str, MemberRow], dead: frozenset[str]) -> None:
         for name in sorted(dead):
@@ -206,3 +216,8 @@ class Coordinator:
                     self._registry.remove_member(members[name])
                 except (Conflict, Unknown):
                     continue
+
+
+def _changed(previous: Target | None, target: Target) -> list[int]:
+    everything = range(target.partitions)
+    return [p for p in everything if previous is None or previous.owner(p) != target.owner(p)]

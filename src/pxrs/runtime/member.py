@@ -27,6 +27,10 @@ from pxrs.runtime.rows import Held
 from pxrs.settings import Settings
 
 
+FOLLOW_SECONDS = 0.05
+"""How often a leader looks at the rows while a rebalance is under way: claims do not ring."""
+
+
 class Work(Protocol):
     """Those who process the partitions. Every call returns at once."""
 
@@ -121,6 +125,18 @@ class Member:
     @property
     def is_leaving(self) -> bool:
         return self._leaving_since is not None
+
+    @property
+    def joined(self) -> bool:
+        return self._joined
+
+    @property
+    def poll_seconds(self) -> float:
+        return self._settings.poll_ms / 1000
+
+    def beat_age(self, now: float) -> float:
+        """Seconds since the registry confirmed the last beat."""
+        return now - (self._alive_until - self._settings.stop_taking_ms / 1000) if self._joined else 0.0
 
     @property
     def finished(self) -> bool:
@@ -420,7 +436,7 @@ class Member:
         if self._leaving_since is not None:
             times.append(self._leaving_since + self._settings.drain_ms / 1000)
         if self.coordinator.is_busy:
-            times.append(now + max(0.02, self._settings.beat_ms / 10_000))
+            times.append(now + FOLLOW_SECONDS)
         for number, handle in self.handles.items():
             if self._work.position(number) != handle.committed and handle.mode is not Mode.RELEASING:
                 times.append(handle.committed_at + self._policy.seconds)

@@ -8,12 +8,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed, Full, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Log
-from pxrs.runtime.parcels import Packer, Parcel, SentParcel, Shipment
+from pxrs.runtime.parcels import Extras, Packer, Parcel, Receipt, SentParcel, Shipment
 from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -34,6 +33,8 @@ class Outbox:
         self._clock = clock
         self._wall = clock.wall
         self._limit = settings.buffer_bytes
+        self._full = settings.batch_bytes
+        self._last_row = settings.batch_rows - 1
         self._buffered = 0
         self._open: SentParcel | None = None
         self._ready: deque[Parcel] = deque()
@@ -53,19 +54,10 @@ class Outbox:
 
     # --- the senders' side
 
-    def put(
-        self,
-        key: bytes | None,
-        value: bytes,
-        time_us: int | None,
-        headers: list[dict[str, Any]] | None,
-        tenant: str | None,
-    ) -> tuple[SentParcel, int]:
-        size = len(value) + ROW_BYTES
-        if key is not None:
-            size += len(key)
-        if headers is not None:
-            size += sum(len(pair["key"]) + len(pair["value"]) for pair in headers)
+    def put(self, key: bytes | None, value: bytes, extras: Extras | None) -> Receipt:
+        size = len(value) + ROW_BYTES if key is None else len(value) + len(key) + ROW_BYTES
+        if extras is not None:
+            size += extras.size
         with self._lock:
             if self._stopping or self._buffered + size > self._limit:
                 self._wait_for_room(size)
@@ -76,17 +68,13 @@ class Outbox:
             parcel.keys.append(key)
             parcel.values.append(value)
             parcel.times.append(self._wall())
-            if time_us is not None:
-                parcel.given_times[row] = time_us
-            if headers is not None:
-                parcel.headers[row] = headers
-            if tenant is not None:
-                parcel.tenants[row] = tenant
+            if extras is not None:
+                parcel.extras[row] = extras
             parcel.size += size
             self._buffered += size
-            if row + 1 >= self._settings.batch_rows or parcel.size >= self._settings.batch_bytes:
+            if row >= self._last_row or parcel.size >= self._full:
                 self._close_parcel()
-        return parcel, row
+        return Receipt(parcel, row)
 
     def put_parcel(self, parcel: Parcel) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pxrs.errors import PxrsError, Unavailable
+from pxrs.errors import Unavailable
 from pxrs.logs.base import ENTRY_SCHEMA, HEADERS, TIMESTAMP, Stamp
 from pxrs.rules.partitioning import round_robin
 
@@ -69,8 +69,39 @@ class Parcel:
         return self.partitions, self.offsets
 
 
+class Extras(NamedTuple):
+    """What few messages have beside key and value."""
+
+    time_us: int | None
+    headers: list[dict[str, Any]] | None
+    tenant: str | None
+
+    @property
+    def size(self) -> int:
+        return sum(len(pair["key"]) + len(pair["value"]) for pair in self.headers or ()) + len(self.tenant or "")
+
+
+class Receipt:
+    """A promise for one message: a view on the batch it travels in."""
+
+    __slots__ = ("_parcel", "_row")
+
+    def __init__(self, parcel: Parcel, row: int) -> None:
+        self._parcel = parcel
+        self._row = row
+
+    def done(self) -> bool:
+        """Whether the message is durable, or has failed."""
+        return self._parcel.finished.is_set()
+
+    def result(self, timeout: float | None = None) -> tuple[int, int]:
+        """(partition, offset), once the message is durable. Asking sends the batch off without lingering."""
+        partitions, offsets = self._parcel.wait(timeout)
+        return int(partitions[self._row]), int(offsets[self._row])
+
+
 class SentParcel(Parcel):
-    """Messages sent one by one. What few messages have is kept aside, by the message's number."""
+    """Messages sent one by one. Extras are kept aside, by the message's number in the parcel."""
 
     def __init__(self, hurry: Hurry, due: float) -> None:
         super().__init__(hurry)
@@ -78,9 +109,7 @@ class SentParcel(Parcel):
         self.keys: list[bytes | None] = []
         self.values: list[bytes] = []
         self.times: list[float] = []
-        self.given_times: dict[int, int] = {}
-        self.headers: dict[int, list[dict[str, Any]]] = {}
-        self.tenants: dict[int, str] = {}
+        self.extras: dict[int, Extras] = {}
 
     def body(self) -> pa.RecordBatch:
         rows = len(self.values)
@@ -88,16 +117,22 @@ class SentParcel(Parcel):
             pa.array(self._times(), TIMESTAMP),
             pa.array(self.keys, pa.binary()),
             pa.array(self.values, pa.binary()),
-            _sparse(self.headers, rows, HEADERS),
-            _sparse(self.tenants, rows, pa.string()),
+            self._extra("headers", rows, HEADERS),
+            self._extra("tenant", rows, pa.string()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
 
     def _times(self) -> NDArray[np.int64]:
         found = np.rint(np.array(self.times) * 1e6).astype(np.int64)
-        for row, given in self.given_times.items():
-            found[row] = given
+        for row, extras in self.extras.items():
+            if extras.time_us is not None:
+                found[row] = extras.time_us
         return found
+
+    def _extra(self, field: str, rows: int, kind: pa.DataType) -> pa.Array:
+        if not self.extras:
+            return pa.nulls(rows, kind)
+        return pa.array([getattr(self.extras.get(row), field, None) for row in range(rows)], kind)
 
     def route(self, routes: Routes) -> NDArray[np.int32]:
         return routes.partitions_of(self.keys)
@@ -118,16 +153,11 @@ class TableParcel(Parcel):
         return routes.partitions_of(self._batch.column("key")) if self._given is None else self._given
 
 
-def _sparse(values: Mapping[int, Any], rows: int, kind: pa.DataType) -> pa.Array:
-    if not values:
-        return pa.nulls(rows, kind)
-    return pa.array([values.get(row) for row in range(rows)], kind)
-
-
 class Shipment(NamedTuple):
     """Parcels, sorted into one batch for each partition; appended as often as needed with the same stamps."""
 
     parcels: Sequence[Parcel]
+    rows: list[int]
     batches: dict[int, pa.RecordBatch]
     stamps: dict[int, Stamp]
     partitions: NDArray[np.int32]
@@ -139,16 +169,9 @@ class Shipment(NamedTuple):
         offsets = np.empty(len(self.order), np.int64)
         offsets[self.order] = np.concatenate(runs)
         start = 0
-        for parcel, rows in zip(self.parcels, self._rows(), strict=True):
+        for parcel, rows in zip(self.parcels, self.rows, strict=True):
             parcel.settle(self.partitions[start : start + rows], offsets[start : start + rows])
             start += rows
-
-    def _rows(self) -> list[int]:
-        return [parcel.body().num_rows for parcel in self.parcels]
-
-    def fail(self, error: PxrsError) -> None:
-        for parcel in self.parcels:
-            parcel.fail(error)
 
 
 class Packer:
@@ -169,7 +192,9 @@ class Packer:
         batch = self._with_ids(_joined(bodies))
         order = _stable_order(partitions, self._partitions)
         batches = _split(batch, partitions, order)
-        return Shipment(parcels, batches, {p: self._stamp(p) for p in batches}, partitions, order)
+        stamps = {number: self._stamp(number) for number in batches}
+        rows = [body.num_rows for body in bodies]
+        return Shipment(parcels, rows, batches, stamps, partitions, order)
 
     def _route(self, parcel: Parcel) -> NDArray[np.int32]:
         found = parcel.route(self._routes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,31 +18,14 @@ from pxrs.clock import Clock
 from pxrs.errors import BadKey, Refused
 from pxrs.logs.base import Log
 from pxrs.runtime.outbox import Outbox
-from pxrs.runtime.parcels import Packer, Parcel, Routes, SentParcel, TableParcel
+from pxrs.runtime.parcels import Extras, Packer, Receipt, Routes, TableParcel
 from pxrs.runtime.tables import body_parts
 from pxrs.settings import Settings
 
+__all__ = ["BatchReceipt", "Producer", "Receipt"]
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-
-
-class Receipt:
-    """A promise for one message: a view on the batch it travels in."""
-
-    __slots__ = ("_parcel", "_row")
-
-    def __init__(self, parcel: Parcel, row: int) -> None:
-        self._parcel = parcel
-        self._row = row
-
-    def done(self) -> bool:
-        """Whether the message is durable, or has failed."""
-        return self._parcel.finished.is_set()
-
-    def result(self, timeout: float | None = None) -> tuple[int, int]:
-        """(partition, offset), once the message is durable. Asking sends the batch off without lingering."""
-        partitions, offsets = self._parcel.wait(timeout)
-        return int(partitions[self._row]), int(offsets[self._row])
 
 
 class BatchReceipt:
@@ -87,7 +71,8 @@ class Producer:
         self._outbox = Outbox(log, packer, settings, clock)
         self._closed = False
         # A producer that is dropped still sends what it was given, and its thread then ends.
-        self._dropped = weakref.finalize(self, self._outbox.stop)
+        self._dropped = weakref.finalize(self, _stop_soon, self._outbox)
+        self._dropped.atexit = False
 
     def send(
         self,
@@ -103,11 +88,10 @@ class Producer:
             key = _key_bytes(key)
         if value.__class__ is not bytes:
             value = _value_bytes(value)
-        pairs = None if headers is None else _pairs(headers)
-        time_us = None if timestamp is None else _microseconds(timestamp)
-        if tenant is not None:
-            _check_text("tenant", tenant)
-        return Receipt(*self._outbox.put(key, value, time_us, pairs, tenant))  # type: ignore[arg-type]  # both are bytes by now
+        extras = None
+        if headers is not None or timestamp is not None or tenant is not None:
+            extras = _extras(headers, timestamp, tenant)
+        return self._outbox.put(key, value, extras)
 
     def send_batch(self, table: pa.Table | pa.RecordBatch) -> BatchReceipt:
         """Send the rows of an Arrow table: key, value [, headers, timestamp, tenant], in their order.
@@ -154,6 +138,11 @@ class Producer:
                 raise
 
 
+def _stop_soon(outbox: Outbox) -> None:
+    # The garbage collector may call this in a thread that holds the outbox's lock: wait for it elsewhere.
+    threading.Thread(target=outbox.stop, name="pxrs-producer-end", daemon=True).start()
+
+
 def _key_bytes(key: object) -> bytes:
     if isinstance(key, str):
         try:
@@ -180,6 +169,16 @@ def _check_text(what: str, text: object) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise Refused(f"{what} {text!r} has no UTF-8 form: {error.reason}") from None
+
+
+def _extras(headers: Mapping[str, bytes | str] | None, timestamp: datetime | int | None, tenant: str | None) -> Extras:
+    if tenant is not None:
+        _check_text("tenant", tenant)
+    return Extras(
+        None if timestamp is None else _microseconds(timestamp),
+        None if headers is None else _pairs(headers),
+        tenant,
+    )
 
 
 def _pairs(headers: Mapping[str, bytes | str]) -> list[dict[str, Any]]:

@@ -33,18 +33,18 @@ def _is_key(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    return any(is_kind(kind) for is_kind in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null))
 
 
 def _is_time(kind: pa.DataType) -> bool:
-    return pa.types.is_timestamp(kind) and kind.tz is not None
+    return bool(pa.types.is_timestamp(kind)) and kind.tz is not None
 
 
 def _is_headers(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return pa.types.is_null(kind)
+        return bool(pa.types.is_null(kind))
     item = kind.value_type
-    return pa.types.is_struct(item) and [field.name for field in item] == ["key", "value"]
+    return bool(pa.types.is_struct(item)) and [field.name for field in item] == ["key", "value"]
 
 
 _ACCEPTED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
@@ -57,7 +57,7 @@ _ACCEPTED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 }
 
 
-def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> Iterator[_Part]:
+def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> list[_Part]:
     """The rows as batches of ``BODY_SCHEMA``, with the partitions if given, and the bytes each will hold.
 
     Everything is checked before the first part is returned: a bad table is refused whole.
@@ -69,7 +69,11 @@ def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> I
     _check_columns(table.schema)
     given = _given_partitions(table, partitions) if "partition" in table.column_names else None
     body = _body(table, now_us)
-    return iter(list(_cut(body, given, min(PART_BYTES, buffer_bytes))))
+    parts = list(_cut(body, given, min(PART_BYTES, buffer_bytes)))
+    largest = max((size for _, _, size in parts), default=0)
+    if largest > buffer_bytes:
+        raise Refused(f"a message of {largest} bytes does not fit into buffer_bytes = {buffer_bytes}")
+    return parts
 
 
 def _check_columns(schema: pa.Schema) -> None:

@@ -88,14 +88,14 @@ class MemoryStore(Store):
             return sorted(row for key, row in table.rows.items() if key.startswith(prefix))
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
-        _check_keys(swaps)
+        check_keys(swaps)
         with self._held() as table:
             outcomes = [self._swap(swap) for swap in swaps]
             table.changed.notify_all()
             return outcomes
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
-        _check_keys(swaps)
+        check_keys(swaps)
         with self._held() as table:
             before = {swap.key: table.rows.get(swap.key) for swap in swaps}
             highest = ABSENT
@@ -148,8 +148,8 @@ class MemoryStore(Store):
             yield self.table
 
 
-def _check_keys(swaps: Sequence[Swap]) -> None:
-    # Stores that write keys to a disk or a wire cannot take such a key: be no more lenient than they are.
+def check_keys(swaps: Sequence[Swap]) -> None:
+    """Refuse keys that a store with a disk or a wire could not take: memory is no more lenient than they are."""
     for swap in swaps:
         try:
             swap.key.encode()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pxrs.stores.base import CONFLICT, Outcome, Row, Store, Swap, Verdict, done, unknown
-from pxrs.stores.memory import MemoryStore, Table
+from pxrs.stores.memory import MemoryStore, Table, check_keys
 from pxrs.testing.conformance import StoreSuite
 
 
@@ -133,6 +133,7 @@ class ForgetsToWake(LosesReplies):
     """Writes wake nobody who sleeps already."""
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+        check_keys(swaps)
         with self._held():
             return [self._swap(swap) for swap in swaps]
 
@@ -249,7 +250,7 @@ class ReadsWithoutGaps(LosesReplies):
     """A read leaves absent keys out, and gives the rest in the order of the table."""
 
     def read(self, keys: Sequence[str]) -> list[Row | None]:
-        return [row for row in sorted(row for row in super().read(keys) if row)] or [None]
+        return [*sorted(row for row in super().read(keys) if row)] or [None]
 
 
 class LostMeansConflict(LosesReplies):
@@ -295,6 +296,7 @@ class ComparesThenWrites(LosesReplies):
     """Compare and set are two steps (SELECT, then UPDATE): another thread fits in between."""
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+        check_keys(swaps)
         with self._held() as table:
             fits = [self._matches(table.rows.get(swap.key), swap) for swap in swaps]
         if self.losing is not None or not all(fits) or any(swap.value is None for swap in swaps):

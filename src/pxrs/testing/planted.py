@@ -117,7 +117,7 @@ def _starts_at_the_checkpoint_read_before(
         assert read is not None and swapped is not None
         _sound_start(self, number, Held(replace(swapped, checkpoint=read.checkpoint), held.version), at)
 
-    self._start = start  # type: ignore[method-assign]
+    self._start = start  # type: ignore[method-assign,assignment]
     _sound_claim(self, numbers, rows, now)
 
 

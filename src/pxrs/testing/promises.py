@@ -20,7 +20,8 @@ class Promises:
     """How many seconds something that must happen may take before the promise counts as broken."""
 
     odd_keys: ClassVar[tuple[str, ...]] = (
-        "a b", "a'b", 'a"b', "a%b", "a*b", "a?b", "a[b]", "a\\b", "a$b", "a:b", "a..b", "-a", "A", "a", "é", "日本", "𝄞",
+        "a b", "a'b", 'a"b', "a%b", "a*b", "a?b", "a[b]", "a\\b", "a$b", "a:b", "a..b", "-a",
+        "A", "a", "é", "日本", "𝄞",
     )  # fmt: skip
     """Keys that need care on their way into a store. Names and prefixes of users may hold them."""
 

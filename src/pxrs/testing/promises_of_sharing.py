@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from pxrs.errors import Refused
 from pxrs.stores.base import ABSENT, Guarantee, Store, Swap, Verdict
@@ -75,11 +78,11 @@ class SharingPromises(Promises):
     def test_a_forked_child_shares_the_store_or_is_refused(self, store: Store) -> None:
         version = put(store, "a", b"parent")
         if Guarantee.ACROSS_PROCESSES in store.guarantees or Guarantee.ACROSS_HOSTS in store.guarantees:
-            assert in_forked_child(lambda: _write_as_child(store, version)) == 0
+            assert in_forked_child(lambda: _write_as_child(store, version), self.patience) == 0
             assert value_of(store, "a") == b"child"
             put(store, "b", b"the parent goes on")
         else:
-            assert in_forked_child(lambda: _is_refused(store)) == 0
+            assert in_forked_child(lambda: _is_refused(store), self.patience) == 0
             put(store, "a", b"parent again", version)
 
     def _race(self, run: Callable[[int], list[T]]) -> list[list[T]]:
@@ -94,14 +97,28 @@ class SharingPromises(Promises):
         return [call.result(self.patience, "a racing thread") for call in calls]
 
 
-def in_forked_child(check: Callable[[], bool]) -> int:
-    """Fork, run the check in the child, and give its exit status: 0 if the check was true."""
+def in_forked_child(check: Callable[[], bool], patience: float = 60.0) -> int:
+    """Fork and run the check in the child: its exit status, 0 if the check was true. A child that hangs is killed."""
+    ended, alive = os.pipe()
     child = os.fork()
-    if child:
+    if not child:
+        _run_as_child(check)
+    os.close(alive)
+    try:
+        # The child's end of the pipe closes when the child ends, however it ends.
+        if not select.select([ended], [], [], patience)[0]:
+            os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        os.close(ended)
+
+
+def _run_as_child(check: Callable[[], bool]) -> NoReturn:
     status = 99
     try:
         status = 0 if check() else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(status)
 

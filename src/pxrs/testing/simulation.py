@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import greenlet
 
@@ -28,6 +28,7 @@ from pxrs.stores.memory import MemoryStore
 from pxrs.testing.checker import Planned, Processed, Sent, Stored
 from pxrs.testing.world import CALM, Faults, SkewedClock, World
 
+T = TypeVar("T")
 QUEUE, GROUP = "simulated", "group"
 OPERATOR = Owner("operator", "-")
 SETTINGS = Settings(
@@ -70,7 +71,7 @@ class Wire(Store):
     def close(self) -> None:
         pass
 
-    def _ask(self, read: Callable[[], Any]) -> Any:
+    def _ask(self, read: Callable[[], T]) -> T:
         self._travel()
         if self._cluster.strikes("unavailable"):
             self._travel(slow=True)
@@ -79,10 +80,10 @@ class Wire(Store):
         self._travel()
         return answer
 
-    def _tell(self, write: Callable[[], Any]) -> Any:
+    def _tell(self, write: Callable[[], T]) -> T | None:
         """A write arrives by itself: it lands although its sender may be dead, paused or tired of waiting by then."""
         cluster = self._cluster
-        box: list[Any] = []
+        box: list[T] = []
         journey = cluster.journey()
         if cluster.strikes("lost_write"):
             self._travel(slow=True)

@@ -1,0 +1,67 @@
+"""The table and the pictures of a whole run."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.harness import Result, load
+
+
+def write_table(results: list[Result], failed: list[str], path: Path) -> None:
+    """All figures as Markdown."""
+    machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {_cores()} cores"
+    lines = ["# Benchmarks", "", f"{machine}. A ratio above 1 is better for us.", ""]
+    for result in results:
+        lines += [f"## {result.name}", "", load(result.name).SUMMARY, "", *_rows(result), ""]
+    lines += [f"**{name} failed.**" for name in failed]
+    path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _cores() -> int:
+    import os
+
+    return os.cpu_count() or 1
+
+
+def _rows(result: Result) -> list[str]:
+    kinds = {"ours": result.figures, "peer": result.peers, "ratio": result.ratios}
+    rows = [f"| {kind} | {what} | {shown(value)} |" for kind, table in kinds.items() for what, value in table.items()]
+    return ["| | what | value |", "|---|---|---:|", *rows]
+
+
+def shown(value: float) -> str:
+    """A number as people read it: three digits that count."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def draw(result: Result, path: Path) -> None:
+    """The benchmark's own picture, or its ratios as bars."""
+    own = getattr(load(result.name), "picture", None)
+    if own is not None:
+        own(result, path)
+    else:
+        bars(f"{result.name}: ours against a peer (1 = equal)", result.ratios, path)
+
+
+def bars(title: str, values: Mapping[str, float], path: Path, line: float | None = 1.0) -> None:
+    """Horizontal bars on a logarithmic scale, with a line where both sides are equal."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 1.2 + 0.4 * len(values)))
+    drawn = axes.barh(list(values), list(values.values()), color="#3b7a9e")
+    axes.bar_label(drawn, [shown(value) for value in values.values()], padding=3)
+    axes.set(title=title, xscale="log")
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    if line is not None:
+        axes.axvline(line, color="#999999", linewidth=1)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

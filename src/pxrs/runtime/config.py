@@ -1,0 +1,52 @@
+"""Settings from outside the program: a YAML file and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import yaml
+
+from pxrs.errors import BadSetting
+from pxrs.settings import Settings, from_environment
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error, not a silent last-one-wins."""
+
+
+def _mapping(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=deep)
+        if key in seen:
+            raise BadSetting(f"{key!r} stands twice (line {key_node.start_mark.line + 1})")
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_settings(path: str | None, environ: Mapping[str, str], **arguments: Any) -> Settings:
+    """Defaults, then the YAML file (or the one that PXRS_SETTINGS names), then the environment, then the arguments."""
+    path = path or environ.get("PXRS_SETTINGS")
+    from_file = read_yaml(path) if path else {}
+    Settings.from_mapping(from_file, path or "")
+    return Settings.from_mapping({**from_file, **from_environment(environ), **arguments})
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """A YAML file that holds a mapping; anything else is refused with the file's name in the text."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = yaml.load(file, Loader=_StrictLoader)
+    except OSError as error:
+        raise BadSetting(f"{path}: {error.strerror}") from error
+    except BadSetting as error:
+        raise BadSetting(f"{path}: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadSetting(f"{path} is not readable as YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise BadSetting(f"{path}: expected names with values, found {type(found).__name__}")
+    return found

@@ -1,0 +1,128 @@
+"""A consumer group seen from outside: look at it, move its checkpoints, pause it, put a member out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from pxrs.clock import Clock
+from pxrs.errors import NotFound, PxrsError, Refused
+from pxrs.logs.base import Log
+from pxrs.model import Partition, Tenure
+from pxrs.runtime.deadletters import DeadLetters
+from pxrs.runtime.delivery import messages_of
+from pxrs.runtime.registry import Changed, Registry
+from pxrs.stores.base import Swap
+from pxrs.views.group import GroupView, MemberLine, PartitionLine, member_lines, partition_line
+
+Place = int | str | datetime
+"""Where to seek: an offset, "earliest", "latest", or a time."""
+
+
+class GroupHandle:
+    """One group of one queue. Nothing here joins the group."""
+
+    def __init__(self, registry: Registry, log: Log, clock: Clock) -> None:
+        self.name = registry.group_name
+        self.registry = registry
+        self._log = log
+        self._clock = clock
+        retried = f"{registry.keys.base}dead-letters"
+        self.dead_letters = DeadLetters(log, registry.store, retried, registry.group_name, clock)
+
+    def describe(self) -> GroupView:
+        """One line for each partition: partition, owner, epoch, checkpoint, end, lag; and the group's summary."""
+        group = self.registry.group()
+        rows = self.registry.partitions()
+        members = member_lines(group, self.registry.members(), rows)
+        return GroupView(self._log.identity.name, self.name, group, [self._line(row) for row in rows], members)
+
+    def members(self) -> list[MemberLine]:
+        return member_lines(self.registry.group(), self.registry.members(), self.registry.partitions())
+
+    def history(self, partition: int) -> tuple[Tenure, ...]:
+        """The last owners of a partition: who, under which epoch, from when, why."""
+        self._check([partition])
+        return self.registry.history(partition)
+
+    def seek(self, places: Mapping[int, Place]) -> dict[int, int]:
+        """Set checkpoints, also of a running group: owners get a new epoch and go on at the new place."""
+        offsets = self.resolve(places)
+        self.registry.group()
+        ends = {p: self._log.bounds(p)[1] for p in offsets}
+        _raise_first(self.registry.seek(offsets, ends))
+        return offsets
+
+    def resolve(self, places: Mapping[int, Place]) -> dict[int, int]:
+        """The offsets that these places mean now; refuses what is outside the log."""
+        self._check(places)
+        return {p: self._offset(p, place) for p, place in places.items()}
+
+    def pause(self, partitions: Iterable[int] | None = None) -> None:
+        """Let the owners keep these partitions (all, if none are named) but take no messages."""
+        _raise_first(self.registry.pause(self._check(partitions), True))
+
+    def resume(self, partitions: Iterable[int] | None = None) -> None:
+        _raise_first(self.registry.pause(self._check(partitions), False))
+
+    def evict(self, member: str) -> None:
+        """Put a member out at once: its process is fenced and stops, its partitions go to others."""
+        self.registry.evict(member, f"evicted-{secrets.token_hex(8)}")
+
+    def drain(self, member: str) -> None:
+        """Ask a member to leave cleanly."""
+        self.registry.drain(member)
+
+    def delete(self) -> None:
+        """Forget the group and its checkpoints. Refused while it has members."""
+        self.registry.group()
+        members = [member.id for member in self.registry.members()]
+        if members:
+            raise Refused(f"group {self.name!r} has members: {', '.join(members)}; stop or evict them first")
+        store = self.registry.store
+        # The group row goes first: without it the rest counts as not there, whatever happens in between.
+        rows = sorted(store.scan(self.registry.keys.base), key=lambda row: row.key != self.registry.keys.group)
+        for outcome in store.swap_each([Swap(row.key, row.version, None) for row in rows]):
+            if outcome.verdict.name != "DONE":
+                raise Refused(f"group {self.name!r} was changed while it was being deleted; try again")
+
+    def _line(self, row: Partition) -> PartitionLine:
+        start, end = self._log.bounds(row.number)
+        return partition_line(row, start, end, self._lag_seconds(row, start, end))
+
+    def _lag_seconds(self, row: Partition, start: int, end: int) -> float | None:
+        """How long the next message to process has been waiting."""
+        position = max(start, row.position)
+        batch = self._log.read(row.number, position, 1) if position < end else None
+        if batch is None:
+            return None
+        return max(0.0, self._clock.wall() - next(messages_of(batch, row.number)).timestamp_us / 1_000_000)
+
+    def _offset(self, partition: int, place: Place) -> int:
+        start, end = self._log.bounds(partition)
+        if isinstance(place, datetime):
+            if place.tzinfo is None:
+                raise Refused(f"seek to {place}: a time needs its zone, as in datetime(..., tzinfo=UTC)")
+            return self._log.offset_at(partition, int(place.timestamp() * 1_000_000))
+        if isinstance(place, str):
+            if place not in ("earliest", "latest"):
+                raise Refused(f"seek to {place!r}: an offset, 'earliest', 'latest' or a datetime")
+            return start if place == "earliest" else end
+        if type(place) is int and not start <= place <= end:
+            raise Refused(f"partition {partition}: {place} is outside the log, which holds {start} to {end}")
+        return place
+
+    def _check(self, partitions: Iterable[int] | None) -> list[int]:
+        count = self._log.identity.partitions
+        numbers = list(range(count)) if partitions is None else list(partitions)
+        for number in numbers:
+            if type(number) is not int or not 0 <= number < count:
+                raise NotFound(f"queue {self._log.identity.name!r} has no partition {number!r}: 0 to {count - 1}")
+        return numbers
+
+
+def _raise_first(results: Changed) -> None:
+    for result in results.values():
+        if isinstance(result, PxrsError):
+            raise result

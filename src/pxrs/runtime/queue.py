@@ -1,0 +1,269 @@
+"""The queue facade: where a URL becomes a log, a registry, producers and consumers. The composition root."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime
+from typing import Any
+
+from pxrs.clock import Clock, SystemClock
+from pxrs.errors import BadUrl, Closed, Refused
+from pxrs.logs.base import Log, Wish
+from pxrs.model import Grant, MemberRow, Message, Owner, check_name
+from pxrs.plugins import find_driver, split_url
+from pxrs.rules.partitioning import Partitioner
+from pxrs.runtime import delivery
+from pxrs.runtime.config import load_settings
+from pxrs.runtime.consumer import Consumer, Subscription, no_job_yet
+from pxrs.runtime.deadletters import DeadLetters
+from pxrs.runtime.delivery import Deliver, Handler
+from pxrs.runtime.group import GroupHandle
+from pxrs.runtime.journal import Journal
+from pxrs.runtime.member import Member
+from pxrs.runtime.producer import Producer
+from pxrs.runtime.registry import Registry
+from pxrs.runtime.report import Report, to_all
+from pxrs.runtime.worker import Job, Workforce
+from pxrs.settings import Settings
+from pxrs.stores.base import Guarantee, Store
+
+Start = str | datetime
+"""Where a partition without a checkpoint begins: "earliest", "latest", or a time."""
+
+
+def open_queue(
+    url: str | None = None,
+    *,
+    log: str | None = None,
+    registry: str | None = None,
+    partitions: int | None = None,
+    hash: str | Callable[[bytes], int] | None = None,
+    reduce: str | None = None,
+    assignor: str | None = None,
+    settings: Settings | None = None,
+    require: Collection[Guarantee] = (),
+    create: bool = True,
+) -> Queue:
+    """Open a queue, or create it. What is left out is as recorded; what contradicts the record is refused.
+
+    ``url`` names a log, with the registry beside it; ``log`` and ``registry`` name them apart.
+    """
+    settings = settings or load_settings(None, os.environ)
+    log_url, registry_url = _places(url, log, registry)
+    partitioner_hash = Partitioner(1, hash=hash).hash if callable(hash) else hash
+    wish = Wish(partitions, partitioner_hash, reduce)
+    opened: Log = find_driver("pxrs.logs", log_url).open(log_url, wish, settings, create)
+    try:
+        partitioner = Partitioner(
+            opened.identity.partitions, hash=hash or opened.identity.hash, reduce=opened.identity.reduce
+        )
+        store: Store = find_driver("pxrs.stores", registry_url).open(registry_url, settings)
+    except BaseException:
+        opened.close()
+        raise
+    missing = [guarantee.name for guarantee in require if guarantee not in store.guarantees]
+    if missing:
+        store.close()
+        opened.close()
+        raise Refused(f"registry {registry_url!r} does not guarantee {', '.join(sorted(missing))}")
+    return Queue(opened, store, partitioner, assignor, settings, SystemClock())
+
+
+def _places(url: str | None, log: str | None, registry: str | None) -> tuple[str, str]:
+    if (url is None) == (log is None):
+        raise BadUrl("name the queue once: pxrs.open('file:./orders'), or pxrs.open(log=..., registry=...)")
+    log_url = url or log or ""
+    scheme, rest = split_url(log_url)
+    if registry is not None:
+        return log_url, registry
+    if scheme == "file":
+        return log_url, f"sqlite:{os.path.join(rest, 'registry.db')}"
+    if scheme == "memory":
+        return log_url, log_url
+    raise BadUrl(f"a log at {scheme!r} needs a registry: pxrs.open(log={log_url!r}, registry='sqlite:...')")
+
+
+class Queue:
+    """A queue with its fixed number of partitions. Close it, or use it in a ``with`` block."""
+
+    def __init__(
+        self, log: Log, store: Store, partitioner: Partitioner, assignor: str | None, settings: Settings, clock: Clock
+    ) -> None:
+        self.name = log.identity.name
+        self.partitions = log.identity.partitions
+        self.log = log
+        self.store = store
+        self.partitioner = partitioner
+        self.settings = settings
+        self._assignor = assignor
+        self._clock = clock
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._consumers: set[Consumer] = set()
+        self._subscriptions: list[Subscription] = []
+        self._closed = False
+
+    # ---- writing and reading ---------------------------------------------------------------------------------------
+
+    def producer(self) -> Producer:
+        self._check_open()
+        producer = Producer(self.log, self.partitioner, self.settings, self._clock)
+        self._producers.add(producer)
+        return producer
+
+    def read(self, partition: int, offset: int, limit: int = 10) -> list[Message]:
+        """Look at messages without consuming them."""
+        self._check_open()
+        found: list[Message] = []
+        while len(found) < limit:
+            batch = self.log.read(partition, offset + len(found), limit - len(found))
+            if batch is None:
+                break
+            found.extend(delivery.messages_of(batch, partition))
+        return found
+
+    def ends(self) -> dict[int, int]:
+        """For each partition the offset that its next message will get."""
+        self._check_open()
+        return {p: self.log.bounds(p)[1] for p in range(self.partitions)}
+
+    # ---- consuming -------------------------------------------------------------------------------------------------
+
+    def consumer(
+        self,
+        group: str,
+        handler: Handler,
+        member: str | None = None,
+        deliver: Deliver = "message",
+        start: Start = "earliest",
+        assigned: Callable[..., Any] | None = None,
+        revoked: Callable[..., Any] | None = None,
+        settings: Settings | None = None,
+        report: Report | None = None,
+    ) -> Consumer:
+        """A member of a group. ``handler(message)`` or ``handler(message, context)``; nothing runs before ``start``.
+
+        ``assigned(partition, checkpoint, epoch)`` and ``revoked(partition, position, epoch)`` are called in the
+        partition's own thread, before its first and after its last message. ``report(kind, facts)`` hears of
+        everything that this member does.
+        """
+        self._check_open()
+        settings = settings or self.settings
+        name = check_name("member", member or f"{_short_host()}-{os.getpid()}-{secrets.token_hex(3)}")
+        registry = self._registry(group, name, settings)
+        registry.initialize(self.partitions, self.log.identity.hash, self.log.identity.reduce, self._assignor)
+        workforce = Workforce(self._job(registry, handler, deliver, start, assigned, revoked, name, settings))
+        row = MemberRow(
+            name, secrets.token_hex(16), lease_ms=settings.lease_ms, grace_ms=settings.grace_ms,
+            joined=self._clock.wall(), info=_about_this_process(),
+        )  # fmt: skip
+        listeners = [Journal(self.name, group), *([report] if report else [])]
+        taking_part = Member(registry, workforce, row, settings, self._clock, _nonce, to_all(*listeners))
+        consumer = Consumer(registry, taking_part, workforce, self._clock, f"{group}-{name}", self._consumers.discard)
+        self._consumers.add(consumer)
+        return consumer
+
+    def subscribe(self, offsets: Mapping[int, int], handler: Handler, deliver: Deliver = "message") -> Subscription:
+        """Process given partitions from given offsets on, outside any group."""
+        self._check_open()
+        GroupHandle(self._registry("manual", "manual", self.settings), self.log, self._clock).resolve(offsets)
+        registry = self._registry("manual", "manual", self.settings)
+        workforce = Workforce(self._job(registry, handler, deliver, "earliest", None, None, "manual", self.settings))
+        subscription = Subscription(workforce)
+        for partition, offset in sorted(offsets.items()):
+            workforce.start(Grant(partition, Owner("manual", "manual"), 0), offset, paused=False)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    def group(self, name: str) -> GroupHandle:
+        self._check_open()
+        return GroupHandle(self._registry(name, "operator", self.settings), self.log, self._clock)
+
+    def groups(self) -> list[str]:
+        """The names of all groups that have consumed this queue."""
+        self._check_open()
+        base = f"{self.settings.prefix}{self.name}/"
+        keys = (row.key.removeprefix(base).split("/") for row in self.store.scan(base))
+        return sorted({parts[0] for parts in keys if parts[1:] == ["group"]})
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush producers, stop consumers cleanly, and free everything. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        for producer in list(self._producers):
+            producer.close()
+        for consumer in list(self._consumers):
+            consumer.stop()
+        for subscription in self._subscriptions:
+            subscription.stop()
+        self.store.close()
+        self.log.close()
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r}, {self.partitions} partitions>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"queue {self.name!r} was closed before this call")
+
+    def _registry(self, group: str, ringer: str, settings: Settings) -> Registry:
+        return Registry(self.store, self.name, check_name("group", group), self._clock, settings.prefix, ringer)
+
+    def _job(
+        self,
+        registry: Registry,
+        handler: Handler,
+        deliver: Deliver,
+        start: Start,
+        assigned: Callable[..., Any] | None,
+        revoked: Callable[..., Any] | None,
+        member: str,
+        settings: Settings,
+    ) -> Job:
+        delivery.check_deliver(deliver)
+        group = GroupHandle(registry, self.log, self._clock)
+        group.resolve(dict.fromkeys(range(1), start))
+        called = delivery.taking(handler, 2)
+        assert called is not None
+        return Job(
+            log=self.log,
+            settings=settings,
+            clock=self._clock,
+            handler=called,
+            deliver=deliver,
+            start_at=lambda partition: group.resolve({partition: start})[partition],
+            dead_letters=group.dead_letters,
+            wake=no_job_yet,
+            fail=no_job_yet,
+            assigned=delivery.taking(assigned, 3),
+            revoked=delivery.taking(revoked, 3),
+            member=member,
+        )
+
+
+def _nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def _short_host() -> str:
+    host = "".join(c if c.isalnum() or c in "-_" else "-" for c in socket.gethostname().split(".")[0])
+    return host.strip("-")[:60] or "host"
+
+
+def _about_this_process() -> tuple[tuple[str, str], ...]:
+    return (("host", _short_host()), ("pid", str(os.getpid())), ("engine", "threads"))
+
+
+__all__ = ["DeadLetters", "Queue", "open_queue"]

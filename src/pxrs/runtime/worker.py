@@ -1,0 +1,322 @@
+"""One partition in one thread: replay from the checkpoint, then block for what comes, until told to stop.
+
+Reading what is stored and waiting for more are one loop over the log, so the switch from the one to the other can
+neither skip nor repeat a message. ``position`` is the next offset: everything below it is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from pxrs.clock import Clock
+from pxrs.errors import HandlerFailed, PxrsError
+from pxrs.logs.base import Log
+from pxrs.model import Grant, Message
+from pxrs.runtime import delivery
+from pxrs.runtime.delivery import Context, Deliver, Parcel
+from pxrs.settings import Settings
+
+logger = logging.getLogger("pxrs.consumer")
+
+
+class DeadLetterBox(Protocol):
+    def keep(self, message: Message, cause: BaseException, stack: str, tries: int, context: Context) -> None: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done since the start. Each worker counts for itself: threads must not share a counter."""
+
+    handled: int = 0
+    retried: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    handler_seconds: float = 0.0
+
+    def add(self, other: Tally) -> None:
+        for counter in fields(Tally):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
+
+
+@dataclass(slots=True)
+class Job:
+    """What all partitions of one consumer share."""
+
+    log: Log
+    settings: Settings
+    clock: Clock
+    handler: Callable[..., Any]
+    deliver: Deliver
+    start_at: Callable[[int], int]
+    """The offset at which a partition without a checkpoint begins."""
+    dead_letters: DeadLetterBox
+    wake: Callable[[], None]
+    """Tell the member's loop that there is something to commit or to release."""
+    fail: Callable[[PxrsError], None]
+    """Tell the consumer that it must stop."""
+    assigned: Callable[..., Any] | None = None
+    revoked: Callable[..., Any] | None = None
+    member: str = ""
+    alive_until: float = float("inf")
+
+
+class Worker:
+    """One partition, from its claim to its release. All methods but ``_run`` are called by the member's thread."""
+
+    def __init__(self, job: Job, grant: Grant, checkpoint: int | None, paused: bool) -> None:
+        self.grant = grant
+        self.position: int | None = checkpoint
+        self.is_live = False
+        self.finished = False
+        self.busy_since: float | None = None
+        self.tally = Tally()
+        self._job = job
+        self._checkpoint = checkpoint
+        self._context = Context(job.member, grant.epoch, 1)
+        self._paused = paused
+        self._halt = False
+        self._lost = False
+        self._bell = threading.Event()
+        self._commit_at = 0
+        self.thread = threading.Thread(target=self._run, name=f"pxrs-p{grant.partition}", daemon=True)
+
+    def begin(self) -> None:
+        self.thread.start()
+
+    def drain(self) -> None:
+        """Take nothing more; ``finished`` is set when what runs has ended."""
+        self._halt = True
+        self._bell.set()
+
+    def lose(self) -> None:
+        """The partition is somebody else's: what still runs does not count."""
+        self._lost = True
+        self.drain()
+
+    def pause(self, paused: bool) -> None:
+        self._paused = paused
+        self._bell.set()
+
+    def nudge(self) -> None:
+        self._bell.set()
+
+    # ---- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        unsubscribe: Callable[[], None] | None = None
+        try:
+            self._begin()
+            unsubscribe = self._job.log.subscribe(self.grant.partition, self._bell.set)
+            self._loop()
+        except PxrsError as error:
+            self._job.fail(error)
+        except (
+            Exception
+        ) as error:  # whatever a callback or a driver raises must stop this consumer, not hide in a thread
+            logger.exception("partition %d stopped", self.grant.partition)
+            self._job.fail(HandlerFailed(f"partition {self.grant.partition}: {error!r}"))
+        finally:
+            if unsubscribe:
+                unsubscribe()
+            self._end()
+
+    def _begin(self) -> None:
+        partition = self.grant.partition
+        start, end = self._job.log.bounds(partition)
+        position = self._job.start_at(partition) if self._checkpoint is None else self._checkpoint
+        if not start <= position <= end:
+            self._job.log.read(partition, position)  # raises the error that names the gap
+        self._commit_at = position + self._job.settings.commit_every
+        self.position = position
+        if self._job.assigned:
+            self._job.assigned(partition, position, self.grant.epoch)
+
+    def _end(self) -> None:
+        try:
+            if self._job.revoked:
+                self._job.revoked(self.grant.partition, self.position, self.grant.epoch)
+        except Exception as error:  # a failing callback must not keep the partition from being handed over
+            logger.exception("revoked callback failed for partition %d", self.grant.partition)
+            self._job.fail(HandlerFailed(f"revoked callback, partition {self.grant.partition}: {error!r}"))
+        finally:
+            self.finished = True
+            self._job.wake()
+
+    def _loop(self) -> None:
+        while not self._halt:
+            self._bell.clear()
+            batch = self._next_batch()
+            if batch is not None:
+                self._handle_batch(batch)
+            elif not self._halt:
+                self._bell.wait()
+
+    def _next_batch(self) -> pa.RecordBatch | None:
+        if self._paused or self._job.clock.monotonic() >= self._job.alive_until:
+            return None
+        assert self.position is not None
+        batch = self._job.log.read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
+        if batch is None and not self.is_live:
+            self.is_live = True
+            self._job.wake()
+        return batch
+
+    def _handle_batch(self, batch: pa.RecordBatch) -> None:
+        job, clock, tally = self._job, self._job.clock.monotonic, self.tally
+        handler, context = job.handler, self._context
+        for parcel in delivery.parcels(batch, self.grant.partition, job.deliver, job.settings.deliver_rows):
+            now = clock()
+            if self._halt or self._paused or now >= job.alive_until:
+                return
+            self.busy_since = now
+            try:
+                handler(parcel.payload, context)
+            except Exception as error:
+                if not self._rescue(batch, parcel, error):
+                    return
+            finally:
+                self.busy_since = None
+            tally.handled += parcel.end - parcel.start
+            tally.handler_seconds += clock() - now
+            self._advance(parcel.end)
+
+    def _advance(self, position: int) -> None:
+        self.position = position
+        if position >= self._commit_at:
+            self._commit_at = position + self._job.settings.commit_every
+            self._job.wake()
+
+    # ---- failures -----------------------------------------------------------------------------------------------
+
+    def _rescue(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception) -> bool:
+        """Try again, then let the policy decide. False: this thread shall stop here, the message is not done."""
+        found: Exception | None = error
+        if parcel.end - parcel.start > 1:
+            return self._rescue_one_by_one(batch, parcel, error)
+        tries = 1
+        while found is not None and tries < self._job.settings.tries:
+            if not self._back_off(tries):
+                return False
+            tries += 1
+            found = self._try_again(parcel, tries)
+        return found is None or self._settle(batch, parcel, found, tries)
+
+    def _rescue_one_by_one(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception) -> bool:
+        """One bad message must not take its neighbours with it: the pack is handed over in single messages."""
+        logger.warning("handler failed on %d messages, trying them one by one: %r", parcel.end - parcel.start, error)
+        for single in delivery.singles(batch, parcel, self.grant.partition, self._job.deliver):
+            if self._halt:
+                return False
+            found = self._try_again(single, 1)
+            if found is not None and not self._rescue(batch, single, found):
+                return False
+            self._advance(single.end)
+        return True
+
+    def _try_again(self, parcel: Parcel, attempt: int) -> Exception | None:
+        self.tally.retried += 1
+        try:
+            self._job.handler(parcel.payload, self._context._replace(attempt=attempt))
+        except Exception as error:
+            return error
+        return None
+
+    def _back_off(self, tries: int) -> bool:
+        """Wait before the next try; False if the partition is to be given up meanwhile."""
+        settings = self._job.settings
+        deadline = (
+            self._job.clock.monotonic() + min(settings.backoff_ms * 2 ** (tries - 1), settings.backoff_max_ms) / 1000
+        )
+        while not self._halt and (left := deadline - self._job.clock.monotonic()) > 0:
+            self._bell.wait(left)
+            self._bell.clear()
+        return not self._halt
+
+    def _settle(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception, tries: int) -> bool:
+        policy, where = self._job.settings.on_failure, f"partition {self.grant.partition} offset {parcel.start}"
+        if policy == "stop":
+            failure = HandlerFailed(f"{where}: handler failed {tries} times, last with {error!r}")
+            failure.__cause__ = error
+            self._job.fail(failure)
+            self._halt = True
+            return False
+        if policy == "skip":
+            self.tally.skipped += 1
+            logger.error("skipped %s after %d tries: %r", where, tries, error)
+            return True
+        message = delivery.message_at(batch, parcel.start, self.grant.partition)
+        stack = "".join(traceback.format_exception(error))
+        self._job.dead_letters.keep(message, error, stack, tries, self._context)
+        self.tally.dead_lettered += 1
+        logger.error("dead-lettered %s after %d tries: %r", where, tries, error)
+        return True
+
+
+class Workforce:
+    """All workers of one consumer: the ``Work`` that a member drives."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.workers: dict[int, Worker] = {}
+        self._leaving: list[Worker] = []
+        self._past = Tally()
+
+    def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
+        worker = Worker(self.job, grant, checkpoint, paused)
+        self.workers[grant.partition] = worker
+        worker.begin()
+
+    def position(self, partition: int) -> int | None:
+        return self.workers[partition].position
+
+    def drain(self, partition: int) -> None:
+        self.workers[partition].drain()
+
+    def drained(self, partition: int) -> bool:
+        return self.workers[partition].finished
+
+    def stop(self, partition: int, lost: bool) -> None:
+        worker = self.workers.pop(partition)
+        if lost:
+            worker.lose()
+        for ended in [w for w in self._leaving if w.finished]:
+            self._past.add(ended.tally)
+            self._leaving.remove(ended)
+        self._leaving.append(worker)
+
+    def tally(self) -> Tally:
+        """What all workers have done, those of partitions that went away included."""
+        total = replace(self._past)
+        for worker in self._all():
+            total.add(worker.tally)
+        return total
+
+    def pause(self, partition: int, paused: bool) -> None:
+        self.workers[partition].pause(paused)
+
+    def extend(self, until: float) -> None:
+        late = self.job.clock.monotonic() >= self.job.alive_until
+        self.job.alive_until = until
+        if late:
+            for worker in self.workers.values():
+                worker.nudge()
+
+    def is_stalled(self, now: float) -> bool:
+        limit = self.job.settings.progress_limit_ms / 1000
+        return any(w.busy_since is not None and now - w.busy_since > limit for w in self._all())
+
+    def halt(self) -> None:
+        """End as a crash would: nothing more is taken, nothing is flushed."""
+        for worker in self._all():
+            worker.lose()
+
+    def _all(self) -> Iterator[Worker]:
+        yield from list(self.workers.values())
+        yield from list(self._leaving)

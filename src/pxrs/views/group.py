@@ -1,0 +1,119 @@
+"""What ``describe`` shows of a group: one line for each partition, one for each member, and a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pxrs.model import Group, MemberRow, MemberState, Partition
+
+
+class Line:
+    """A line of a table: fields by attribute, by name in brackets, and as a dictionary."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def keys(self) -> list[str]:
+        return [field.name for field in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+
+@dataclass(frozen=True)
+class PartitionLine(Line):
+    """``checkpoint`` is the next offset to process, ``end`` the one that the next message will get."""
+
+    partition: int
+    owner: str | None
+    epoch: int
+    checkpoint: int
+    end: int
+    lag: int
+    lag_seconds: float | None = None
+    paused: bool = False
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class MemberLine(Line):
+    """``idle``: it stands by, because there are more members than partitions."""
+
+    member: str
+    state: str
+    partitions: tuple[int, ...]
+    leader: bool
+    idle: bool
+    host: str
+    pid: str
+    engine: str
+    joined: float
+
+
+class GroupView(list[PartitionLine]):
+    """The lines of all partitions, and what is true of the group as a whole."""
+
+    def __init__(
+        self, queue: str, group: str, row: Group, lines: Iterable[PartitionLine], members: Sequence[MemberLine]
+    ) -> None:
+        super().__init__(lines)
+        self.queue = queue
+        self.group = group
+        self.generation = row.generation
+        self.assignor = row.assignor
+        self.reason = row.reason
+        self.leader = row.leader.id if row.leader else None
+        self.members = list(members)
+
+    @property
+    def total_lag(self) -> int:
+        return sum(line.lag for line in self)
+
+    @property
+    def idle(self) -> list[str]:
+        """Members that own nothing and stand by."""
+        return [member.member for member in self.members if member.idle]
+
+    @property
+    def state(self) -> str:
+        """Empty: no members. Rebalancing: some partition has no owner, or one that is not a member. Else Stable."""
+        names = {member.member for member in self.members}
+        if not names:
+            return "Empty"
+        return "Stable" if all(line.owner in names for line in self) else "Rebalancing"
+
+
+def partition_line(row: Partition, start: int, end: int, lag_seconds: float | None) -> PartitionLine:
+    position = max(start, row.position) if row.checkpoint is None else row.position
+    owner = row.owner.id if row.owner else None
+    lag = max(0, end - position)
+    return PartitionLine(
+        row.number, owner, row.epoch, position, end, lag, lag_seconds if lag else 0.0, row.paused, row.cause.value
+    )
+
+
+def member_lines(group: Group, members: Iterable[MemberRow], partitions: Iterable[Partition]) -> list[MemberLine]:
+    owned: dict[str, list[int]] = {}
+    for row in partitions:
+        if row.owner is not None:
+            owned.setdefault(row.owner.id, []).append(row.number)
+    return [_member_line(group, member, tuple(owned.get(member.id, ()))) for member in members]
+
+
+def _member_line(group: Group, member: MemberRow, owned: tuple[int, ...]) -> MemberLine:
+    info: Mapping[str, str] = dict(member.info)
+    return MemberLine(
+        member=member.id,
+        state=member.state.value,
+        partitions=owned,
+        leader=group.leader == member.owner,
+        idle=not owned and member.state is MemberState.ACTIVE and len(group.members) > group.partitions,
+        host=info.get("host", "-"),
+        pid=info.get("pid", "-"),
+        engine=info.get("engine", "-"),
+        joined=member.joined,
+    )

@@ -1,0 +1,162 @@
+"""Torn tails are cut, damage elsewhere is named, and no flipped bit changes what a reader returns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from pxrs.errors import Damaged, NotFound
+from pxrs.logs.base import SCHEMA, Stamp
+from pxrs.logs.files import read_piece
+
+from .conftest import OpenFile
+from .helpers import entries, numbered, pairs, read_all
+
+SCHEMA_BYTES = SCHEMA.serialize().size
+
+
+def write_three(open_file: OpenFile, queue: Path) -> tuple[Path, list[int]]:
+    """Three batches of two; returns the segment and the byte where each batch ends, after the schema's end."""
+    log = open_file()
+    segment = queue / "partition-0" / f"{0:020d}.arrow"
+    ends = [SCHEMA_BYTES]
+    for number in range(3):
+        log.append({0: entries(numbered(2, 2 * number))}, {0: Stamp("p", number)})
+        ends.append(segment.stat().st_size)
+    return segment, ends
+
+
+def put(segment: Path, content: bytes) -> None:
+    """Give the file this content in place: quicker by far than to empty it first."""
+    with segment.open("r+b") as file:
+        file.write(content)
+        file.truncate()
+
+
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+def test_b28_b29_a_tail_torn_at_every_byte_is_cut_and_appends_go_on(
+    open_file: OpenFile, queue: Path, step: int
+) -> None:
+    segment, ends = write_three(open_file, queue)
+    whole = segment.read_bytes()
+    for cut in range(ends[2], ends[3], step):
+        put(segment, whole[:cut])
+        reader = open_file()
+        assert read_all(reader, 0) == list(enumerate(numbered(4))), cut
+        assert segment.stat().st_size == cut, "a reader never writes"
+        writer = open_file(durability="flush")
+        assert writer.append({0: entries([b"after"])}) == {0: 4}, cut
+        expected = [*enumerate(numbered(4)), (4, b"after")]
+        assert read_all(writer, 0) == read_all(reader, 0) == read_all(open_file(), 0) == expected, cut
+        assert not list(segment.parent.glob("*.cut-*")), "an incomplete batch was never acknowledged"
+
+
+def test_b28_b29_a_tail_of_zeros_is_cut(open_file: OpenFile, queue: Path) -> None:
+    segment, ends = write_three(open_file, queue)
+    os.truncate(segment, ends[2])
+    os.truncate(segment, ends[3])  # the size without the content, as a power loss can leave it
+    assert read_all(open_file(), 0) == list(enumerate(numbered(4)))
+    assert open_file().append({0: entries([b"after"])}) == {0: 4}
+
+
+def test_a_last_batch_with_half_its_content_is_set_aside_by_the_next_writer(
+    open_file: OpenFile, queue: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment, ends = write_three(open_file, queue)
+    whole = segment.read_bytes()
+    half = (ends[2] + 2 * ends[3]) // 3
+    torn = whole[:half] + b"\0" * (ends[3] - half)
+    put(segment, torn)
+    reader = open_file()
+    with pytest.raises(Damaged, match=r"\.arrow.* offset 4"):
+        read_all(reader, 0)
+    with caplog.at_level(logging.WARNING):
+        assert open_file().append({0: entries([b"after"])}) == {0: 4}
+    assert "cut" in caplog.text and str(segment) in caplog.text
+    [aside] = segment.parent.glob("*.cut-*")
+    assert aside.read_bytes() == torn[ends[2] :]
+    assert read_all(open_file(), 0) == [*enumerate(numbered(4)), (4, b"after")]
+
+
+def test_b29_damage_before_good_batches_is_an_error_that_names_the_place(open_file: OpenFile, queue: Path) -> None:
+    segment, ends = write_three(open_file, queue)
+    whole = segment.read_bytes()
+    for position in (ends[1], ends[1] + 4, ends[1] + 5, ends[1] + 40, ends[1] + 400):
+        bad = bytearray(whole)
+        bad[position] ^= 0x40
+        put(segment, bad)
+        for attempt in (lambda: open_file().append({0: entries([b"x"])}), lambda: read_all(open_file(), 0)):
+            with pytest.raises(Damaged, match=rf"{segment}.* byte {ends[1]}, offset 2"):
+                attempt()
+        assert segment.read_bytes() == bytes(bad), "nothing is cut that others wrote after"
+
+
+def test_b34_no_flipped_bit_changes_what_a_reader_returns(open_file: OpenFile, queue: Path) -> None:
+    segment, _ = write_three(open_file, queue)
+    whole = segment.read_bytes()
+    expected = list(enumerate(numbered(6)))
+    chosen = random.Random(34).sample(range(len(whole) * 8), 1_500)
+    detected = harmless = 0
+    for bit in chosen:
+        bad = bytearray(whole)
+        bad[bit // 8] ^= 1 << bit % 8
+        put(segment, bad)
+        try:
+            read = read_all(open_file(), 0)
+        except Damaged as error:
+            detected += str(segment) in str(error)
+        else:
+            assert read == expected, bit
+            harmless += 1
+    assert detected + harmless == len(chosen)
+    assert detected > 10 * harmless, "only the schema's padding may change unnoticed"
+
+
+def test_b34_a_damaged_body_refuses_only_its_own_batch(open_file: OpenFile, queue: Path) -> None:
+    segment, ends = write_three(open_file, queue)
+    bad = bytearray(segment.read_bytes())
+    bad[ends[2] - 40] ^= 1
+    put(segment, bad)
+    reader = open_file()
+    with pytest.raises(Damaged, match=f"byte {ends[1]}, offset 2"):
+        reader.read(0, 2)
+    assert read_all(reader, 0, 4) == list(enumerate(numbered(6)))[4:]
+    first = reader.read(0, 0)
+    assert first is not None and pairs(first) == list(enumerate(numbered(2)))
+    with pytest.raises(Damaged, match="offset 2"):
+        list(read_piece(reader.pieces(0, 0, 6)[0], 0, 6))
+
+
+def test_a_missing_or_short_segment_in_the_middle_is_named(open_file: OpenFile, queue: Path) -> None:
+    log = open_file(segment_bytes=1)
+    for number in range(3):
+        log.append({0: entries(numbered(2, 2 * number))})
+    middle = queue / "partition-0" / f"{2:020d}.arrow"
+    os.truncate(middle, middle.stat().st_size - 1)
+    reader = open_file()
+    assert reader.bounds(0) == (0, 6)
+    with pytest.raises(Damaged, match=str(middle)):
+        reader.read(0, 2)
+    middle.unlink()
+    with pytest.raises(Damaged, match=r"ends at offset 2, and the next segment starts at 4"):
+        read_all(open_file(), 0)
+
+
+def test_b27_a_log_that_was_recreated_shorter_is_noticed(open_file: OpenFile, queue: Path) -> None:
+    segment, ends = write_three(open_file, queue)
+    reader = open_file()
+    assert reader.bounds(0) == (0, 6)
+    os.truncate(segment, ends[1])
+    with pytest.raises(Damaged, match="has shrunk"):
+        reader.bounds(0)
+
+
+def test_a_log_whose_partition_is_gone_says_so(open_file: OpenFile, queue: Path) -> None:
+    log = open_file()
+    (queue / "partition-0").rmdir()
+    with pytest.raises((Damaged, NotFound), match="partition-0"):
+        log.bounds(0)
