@@ -23,7 +23,8 @@ demo: ## the main job on embedded parts, from an empty clone to its end
 	@$(BIN)/pxrs demo --engine processes
 
 test: install ## all tests, as CI runs them
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -q -n 2 tests/rules --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/rules
 
 test-fast: install ## the tests for daily use, under 4 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"

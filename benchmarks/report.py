@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,18 +12,12 @@ from benchmarks.harness import Result, load
 
 def write_table(results: list[Result], failed: list[str], path: Path) -> None:
     """All figures as Markdown."""
-    machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {_cores()} cores"
+    machine = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     lines = ["# Benchmarks", "", f"{machine}. A ratio above 1 is better for us.", ""]
     for result in results:
         lines += [f"## {result.name}", "", load(result.name).SUMMARY, "", *_rows(result), ""]
     lines += [f"**{name} failed.**" for name in failed]
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 1
 
 
 def _rows(result: Result) -> list[str]:

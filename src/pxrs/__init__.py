@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from pxrs import errors
 from pxrs.model import Message
+from pxrs.rules.hashing import register_hash
 from pxrs.rules.partitioning import Partitioner
 from pxrs.runtime.consumer import Consumer
 from pxrs.runtime.delivery import Context
@@ -34,4 +35,5 @@ __all__ = [
     "Settings",
     "errors",
     "open",
+    "register_hash",
 ]

@@ -20,7 +20,7 @@ Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
 def changes(directory: Path) -> dict[str, Callable[[], object]]:
     return {
         "create": lambda: (directory / "a").write_bytes(b"1"),
-        "modify": lambda: (directory / "a").open("ab").close() or (directory / "a").write_bytes(b"22"),
+        "modify": lambda: (directory / "a").write_bytes(b"22"),
         "rename": lambda: (directory / "a").rename(directory / "b"),
         "delete": lambda: (directory / "b").unlink(),
     }

@@ -300,6 +300,13 @@ class TestOwnHash:
             with pytest.raises(BadSetting, match="already"):
                 register_hash("first", function, bits)
 
+    def test_functions_without_a_place_are_told_apart(self) -> None:
+        one, other = _constant(1), _constant(2)
+        register_hash("fixed", one)
+        register_hash("fixed", one)
+        with pytest.raises(BadSetting, match="already"):
+            register_hash("fixed", other)
+
     @pytest.mark.parametrize(
         ("name", "function", "bits", "why"),
         [

@@ -35,6 +35,11 @@ def opened(path: str) -> SqliteStore:
     return SqliteStore.open(f"sqlite:{path}", Settings())
 
 
+def race(rounds: int, path: str | None = None) -> list[str]:
+    """Eight racers: processes on a SQLite file, or threads in memory where no path is given."""
+    return race_threads(rounds) if path is None else race_processes(path, rounds)
+
+
 def race_processes(path: str, rounds: int, racers: int = 8) -> list[str]:
     """Claim every row in every round, from so many processes. The answer says what went wrong: nothing, we hope."""
     store = opened(path)

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from pxrs.testing.broken_stores import BROKEN, BrokenSuite, LosesReplies
 from pxrs.testing.conformance import StoreSuite, promises, run_suite
 
-# All in one worker of pytest-xdist, so that the table is whole.
-pytestmark = pytest.mark.xdist_group("conformance")
-
-_caught: dict[str, list[str]] = {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def print_the_table(request: pytest.FixtureRequest) -> Iterator[None]:
-    """At the end of the module, past pytest's capture: which tests caught which fault."""
-    yield
-    lines = ["", "fault planted in the store            tests that caught it, the one named for it first"]
-    for fault, names in _caught.items():
-        lines.append(f"{fault:<36}{len(names):>3}  {', '.join(name.removeprefix('test_') for name in names[:2])}")
-    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        # A worker's standard output belongs to pytest-xdist; its standard error is shown.
-        print("\n".join(lines), file=sys.stderr, flush=True)
-
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_a_broken_store_is_caught_by_the_test_named_for_its_fault(fault: str) -> None:
+def test_a_broken_store_fails_the_test_named_for_its_fault(fault: str) -> None:
     kind, named = BROKEN[fault]
-    broken = run_suite(BrokenSuite(kind))
-    assert named in broken, f"{fault}: only {sorted(broken)} failed"
-    _caught[fault] = [named, *sorted(broken.keys() - {named})]
+    assert list(run_suite(BrokenSuite(kind), [named])) == [named]
+
+
+@pytest.mark.slow
+def test_the_table_of_faults_and_the_tests_that_catch_them(pytestconfig: pytest.Config) -> None:
+    lines = ["", "fault planted in the store            tests that caught it, the one named for it first"]
+    for fault, (kind, named) in BROKEN.items():
+        broken = run_suite(BrokenSuite(kind))
+        assert named in broken, f"{fault}: only {sorted(broken)} failed"
+        names = [name.removeprefix("test_") for name in (named, *sorted(broken.keys() - {named}))]
+        lines.append(f"{fault:<36}{len(names):>3}  {', '.join(names[:2])}")
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        # A worker's standard output belongs to pytest-xdist; its standard error is shown.
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def test_the_sound_store_keeps_every_promise() -> None:

@@ -13,13 +13,13 @@ ROUNDS = 50
 
 
 def test_b03_eight_threads_race_for_256_rows_in_memory() -> None:
-    assert racing.race_threads(ROUNDS) == []
+    assert racing.race(ROUNDS) == []
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_b03_eight_processes_race_for_256_rows_in_sqlite(tmp_path: Path) -> None:
-    assert racing.race_processes(str(tmp_path / "registry.db"), ROUNDS) == []
+    assert racing.race(ROUNDS, str(tmp_path / "registry.db")) == []
 
 
 def test_the_judge_sees_a_row_with_two_winners_and_one_with_none() -> None:

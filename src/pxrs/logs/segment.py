@@ -241,7 +241,7 @@ def check_schema(start: bytes, path: str) -> int:
     reader = pa.BufferReader(start)
     try:
         found = pa.ipc.read_schema(reader)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise Damaged(f"{path}: its schema, at byte 0, cannot be read: {error}") from error
     if not found.equals(SCHEMA):
         raise Damaged(f"{path}: its schema, at byte 0, is not that of a log")

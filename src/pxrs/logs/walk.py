@@ -45,19 +45,44 @@ class Walk(NamedTuple):
     tail: Tail
 
 
+class _Window:
+    """A file through a small buffer: many small headers cost one read, a large body none."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._data = b""
+        self._start = 0
+
+    def header(self, position: int) -> bytes:
+        """The bytes of the header at a position, as far as the file has them."""
+        size = _size_of(self._at(position, PREFIX))
+        return self._at(position, size)
+
+    def _at(self, position: int, length: int) -> bytes:
+        found = self._data[position - self._start : position - self._start + length]
+        if len(found) < length:
+            self._data, self._start = os.pread(self._fd, MAX_HEADER, position), position
+            found = self._data[:length]
+        return found
+
+
+def _size_of(prefix: bytes) -> int:
+    try:
+        return header_size(prefix)
+    except NotAHeader:
+        return PREFIX
+
+
 def walk(fd: int, path: str, position: int, expected: int) -> Walk:
     """All whole batches from ``position`` on, of which the first must hold the offset ``expected``."""
     size = os.fstat(fd).st_size
+    window = _Window(fd)
     found: list[Found] = []
-    window, window_at = b"", position
     while position < size:
-        if position + MAX_HEADER > window_at + len(window) and window_at + len(window) < size:
-            window, window_at = os.pread(fd, MAX_HEADER, position), position
-        data = window[position - window_at :]
         try:
-            header = read_header(data)
+            header = read_header(window.header(position))
         except NotAHeader:
-            return Walk(found, position, _judge(fd, path, data, position, expected))
+            return Walk(found, position, _judge(fd, path, position, expected))
         if header.base != expected:
             raise Damaged(f"{path}: the batch at byte {position} starts at offset {header.base}, not at {expected}")
         if position + header.length > size:
@@ -68,9 +93,9 @@ def walk(fd: int, path: str, position: int, expected: int) -> Walk:
     return Walk(found, position, Tail.CLEAN)
 
 
-def _judge(fd: int, path: str, data: bytes, position: int, expected: int) -> Tail:
+def _judge(fd: int, path: str, position: int, expected: int) -> Tail:
     """What it is that stands here instead of an intact header. Damage before a good batch is an error."""
-    if _is_beginning(data):
+    if _is_beginning(os.pread(fd, MAX_HEADER, position)):
         return Tail.PARTIAL
     rest = _rest(fd, position)
     if not rest.strip(b"\0"):  # the file system gave the file its size, and lost power before its content

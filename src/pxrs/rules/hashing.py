@@ -89,7 +89,9 @@ def register_hash(name: str, function: HashFunction, bits: int = 64) -> None:
 
 def _origin(function: HashFunction, bits: int) -> tuple[object, ...]:
     """Where a function was written: what stays the same when its module is loaded again."""
-    return getattr(function, "__module__", None), getattr(function, "__qualname__", function), bits
+    name = getattr(function, "__qualname__", "<object>")
+    # Lambdas and inner functions share their names: such a one is the same only if it is the very same.
+    return getattr(function, "__module__", None), function if "<" in name else name, bits
 
 
 def _of_function(function: object) -> Hash:

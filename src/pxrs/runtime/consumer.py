@@ -18,6 +18,7 @@ from typing import Any
 from pxrs.clock import Clock
 from pxrs.errors import Closed, PxrsError, Unavailable
 from pxrs.runtime.member import Member
+from pxrs.runtime.meter import Meter
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.worker import Job, Tally, Workforce
 
@@ -54,6 +55,7 @@ class Consumer:
         registry: Registry,
         member: Member,
         workforce: Workforce,
+        meter: Meter,
         clock: Clock,
         loop_name: str,
         forget: Callable[[Consumer], None],
@@ -62,6 +64,7 @@ class Consumer:
         self._registry = registry
         self._member = member
         self._workforce = workforce
+        self.meter = meter
         self._clock = clock
         self._forget = forget
         self._done = threading.Event()

@@ -26,7 +26,6 @@ from pxrs.runtime.report import Report
 from pxrs.runtime.rows import Held
 from pxrs.settings import Settings
 
-
 FOLLOW_SECONDS = 0.05
 """How often a leader looks at the rows while a rebalance is under way: claims do not ring."""
 

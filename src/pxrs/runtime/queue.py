@@ -24,6 +24,7 @@ from pxrs.runtime.delivery import Deliver, Handler
 from pxrs.runtime.group import GroupHandle
 from pxrs.runtime.journal import Journal
 from pxrs.runtime.member import Member
+from pxrs.runtime.meter import Meter, serve
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
@@ -104,6 +105,7 @@ class Queue:
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._consumers: set[Consumer] = set()
         self._subscriptions: list[Subscription] = []
+        self._stop_metrics: Callable[[], None] | None = None
         self._closed = False
 
     # ---- writing and reading ---------------------------------------------------------------------------------------
@@ -160,11 +162,21 @@ class Queue:
             name, secrets.token_hex(16), lease_ms=settings.lease_ms, grace_ms=settings.grace_ms,
             joined=self._clock.wall(), info=_about_this_process(),
         )  # fmt: skip
-        listeners = [Journal(self.name, group), *([report] if report else [])]
+        meter = Meter(self.log, group, self._clock)
+        listeners: list[Report] = [Journal(self.name, group), meter, *([report] if report else [])]
         taking_part = Member(registry, workforce, row, settings, self._clock, _nonce, to_all(*listeners))
-        consumer = Consumer(registry, taking_part, workforce, self._clock, f"{group}-{name}", self._consumers.discard)
+        meter.connect(taking_part, workforce)
+        consumer = Consumer(
+            registry, taking_part, workforce, meter, self._clock, f"{group}-{name}", self._consumers.discard
+        )
         self._consumers.add(consumer)
+        self._serve_metrics(settings.metrics_port)
         return consumer
+
+    def _serve_metrics(self, port: int) -> None:
+        """One page for all consumers of this queue object, opened with the first of them."""
+        if port and self._stop_metrics is None:
+            self._stop_metrics = serve(port, lambda: [consumer.meter for consumer in list(self._consumers)])
 
     def subscribe(self, offsets: Mapping[int, int], handler: Handler, deliver: Deliver = "message") -> Subscription:
         """Process given partitions from given offsets on, outside any group."""
@@ -202,6 +214,8 @@ class Queue:
             consumer.stop()
         for subscription in self._subscriptions:
             subscription.stop()
+        if self._stop_metrics is not None:
+            self._stop_metrics()
         self.store.close()
         self.log.close()
 

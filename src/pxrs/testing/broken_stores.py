@@ -356,7 +356,7 @@ BROKEN: dict[str, tuple[type[LosesReplies], str]] = {
 class BrokenSuite(MemorySuite):
     """The suite over a broken store. What must happen happens in milliseconds here, so it waits less."""
 
-    patience: ClassVar[float] = 1.0
+    patience: ClassVar[float] = 0.5
 
     def __init__(self, kind: type[LosesReplies]) -> None:
         self.kind = kind

@@ -1,0 +1,49 @@
+"""The names of all metrics, with what each means. They are stable: dashboards and alerts are built on them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["gauge", "counter"]
+
+
+class Metric(NamedTuple):
+    """``labels`` are in the order in which samples give them."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...]
+
+
+class Sample(NamedTuple):
+    """One value of one metric now."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+_MEMBER = ("queue", "group", "member")
+_PARTITION = (*_MEMBER, "partition")
+
+LAG_MESSAGES = Metric("pxrs_lag_messages", "gauge", "messages behind the end of the log", _PARTITION)
+LAG_SECONDS = Metric("pxrs_lag_seconds", "gauge", "how long the next message has been waiting", _PARTITION)
+CHECKPOINT = Metric("pxrs_checkpoint", "gauge", "the committed offset: the next message to process", _PARTITION)
+OWNED_PARTITIONS = Metric("pxrs_owned_partitions", "gauge", "partitions in this member's hands", _MEMBER)
+BEAT_AGE_SECONDS = Metric("pxrs_beat_age_seconds", "gauge", "time since the registry confirmed a beat", _MEMBER)
+LEADS = Metric("pxrs_leads", "gauge", "1 if this member leads its group", _MEMBER)
+REBALANCES = Metric("pxrs_rebalances_total", "counter", "rebalances that this member led to their end", _MEMBER)
+CLAIMS = Metric("pxrs_claims_total", "counter", "partitions claimed", _MEMBER)
+RELEASES = Metric("pxrs_releases_total", "counter", "partitions handed over cleanly", _MEMBER)
+LOSSES = Metric("pxrs_losses_total", "counter", "partitions lost without a clean hand-over", _MEMBER)
+COMMITS = Metric("pxrs_commits_total", "counter", "checkpoints stored", _MEMBER)
+FENCED_WRITES = Metric("pxrs_fenced_writes_total", "counter", "late writes that were refused", _MEMBER)
+TROUBLES = Metric("pxrs_registry_troubles_total", "counter", "rounds in which the registry did not answer", _MEMBER)
+HANDLED = Metric("pxrs_handled_total", "counter", "messages processed", _MEMBER)
+RETRIED = Metric("pxrs_retried_total", "counter", "calls of the handler after a failure", _MEMBER)
+SKIPPED = Metric("pxrs_skipped_total", "counter", "messages skipped by the failure policy", _MEMBER)
+DEAD_LETTERED = Metric("pxrs_dead_lettered_total", "counter", "messages put into the dead letters", _MEMBER)
+HANDLER_SECONDS = Metric("pxrs_handler_seconds_total", "counter", "time spent in the handler", _MEMBER)
+
+ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

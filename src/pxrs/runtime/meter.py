@@ -1,0 +1,134 @@
+"""What a consumer measures: counters that follow its reports, and gauges that are read when somebody asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from pxrs import metrics
+from pxrs.clock import Clock
+from pxrs.errors import BadSetting, PxrsError
+from pxrs.logs.base import Log
+from pxrs.metrics import Metric, Sample
+from pxrs.runtime.delivery import messages_of
+from pxrs.runtime.member import Member
+from pxrs.runtime.worker import Workforce
+
+_COUNTED: dict[str, Metric] = {
+    "settled": metrics.REBALANCES,
+    "claimed": metrics.CLAIMS,
+    "released": metrics.RELEASES,
+    "lost": metrics.LOSSES,
+    "committed": metrics.COMMITS,
+    "refused": metrics.FENCED_WRITES,
+    "fenced": metrics.FENCED_WRITES,
+    "troubled": metrics.TROUBLES,
+}
+
+
+class Meter:
+    """The metrics of one consumer. Nothing is computed on the way of a message; lag is looked up when asked for."""
+
+    def __init__(self, log: Log, group: str, clock: Clock) -> None:
+        self._log = log
+        self._group = group
+        self._clock = clock
+        self._counts: Counter[Metric] = Counter()
+        self._member: Member | None = None
+        self._workforce: Workforce | None = None
+
+    def __call__(self, kind: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a report
+        if kind in _COUNTED:
+            self._counts[_COUNTED[kind]] += 1
+
+    def connect(self, member: Member, workforce: Workforce) -> None:
+        self._member, self._workforce = member, workforce
+
+    def samples(self) -> Iterator[Sample]:
+        """Everything as it is now."""
+        if self._member is None or self._workforce is None:
+            return
+        labels = (self._log.identity.name, self._group, self._member.me.id)
+        for metric in dict.fromkeys(_COUNTED.values()):
+            yield Sample(metric, labels, self._counts[metric])
+        yield from self._of_member(self._member, labels)
+        yield from self._of_work(self._workforce, labels)
+        for partition in sorted(self._member.handles):
+            yield from self._of_partition(partition, (*labels, str(partition)))
+
+    def _of_member(self, member: Member, labels: tuple[str, ...]) -> Iterator[Sample]:
+        yield Sample(metrics.OWNED_PARTITIONS, labels, len(member.handles))
+        yield Sample(metrics.BEAT_AGE_SECONDS, labels, member.beat_age(self._clock.monotonic()))
+        yield Sample(metrics.LEADS, labels, member.coordinator.leads)
+
+    def _of_work(self, workforce: Workforce, labels: tuple[str, ...]) -> Iterator[Sample]:
+        tally = workforce.tally()
+        yield Sample(metrics.HANDLED, labels, tally.handled)
+        yield Sample(metrics.RETRIED, labels, tally.retried)
+        yield Sample(metrics.SKIPPED, labels, tally.skipped)
+        yield Sample(metrics.DEAD_LETTERED, labels, tally.dead_lettered)
+        yield Sample(metrics.HANDLER_SECONDS, labels, tally.handler_seconds)
+
+    def _of_partition(self, partition: int, labels: tuple[str, ...]) -> Iterator[Sample]:
+        handle = self._member.handles.get(partition) if self._member else None
+        worker = self._workforce.workers.get(partition) if self._workforce else None
+        position = worker.position if worker else None
+        if handle is None or position is None:
+            return
+        try:
+            lag, seconds = self._lag(partition, position)
+        except PxrsError:
+            return
+        yield Sample(metrics.LAG_MESSAGES, labels, lag)
+        yield Sample(metrics.LAG_SECONDS, labels, seconds)
+        yield Sample(metrics.CHECKPOINT, labels, handle.committed or 0)
+
+    def _lag(self, partition: int, position: int) -> tuple[int, float]:
+        end = self._log.bounds(partition)[1]
+        batch = self._log.read(partition, position, 1) if position < end else None
+        if batch is None:
+            return 0, 0.0
+        waiting_since = next(messages_of(batch, partition)).timestamp_us / 1_000_000
+        return end - position, max(0.0, self._clock.wall() - waiting_since)
+
+
+def serve(port: int, meters: Callable[[], Iterable[Meter]]) -> Callable[[], None]:
+    """Serve the metrics of these consumers as Prometheus text on this port of 127.0.0.1; returns how to stop."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(_Collector(meters))
+    try:
+        server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+    except OSError as error:
+        raise BadSetting(f"metrics_port = {port}: {error.strerror}; give each process its own port, or 0") from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop
+
+
+class _Collector:
+    """Turns samples into what prometheus_client writes."""
+
+    def __init__(self, meters: Callable[[], Iterable[Meter]]) -> None:
+        self._meters = meters
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: dict[Metric, Any] = {}
+        for metric in metrics.ALL:
+            family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            families[metric] = family(metric.name, metric.help, labels=metric.labels)
+        for meter in self._meters():
+            for sample in meter.samples():
+                families[sample.metric].add_metric(sample.labels, sample.value)
+        yield from families.values()

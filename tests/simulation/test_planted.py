@@ -1,0 +1,20 @@
+"""A simulation is worth what it can find: each planted bug must be named, by the seeds that pass without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pxrs.testing.planted import BUGS, Bug, histories_needed
+from pxrs.testing.stories import run_one
+
+MOST = 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.number}-{bug.title.replace(' ', '-')}")
+def test_the_planted_bug_is_found(bug: Bug) -> None:
+    found = histories_needed(bug, MOST)
+    assert found is not None, f"bug {bug.number} ({bug.title}) stayed hidden in {MOST} histories"
+    needed, promise = found
+    print(f"\n{bug.number:3} {bug.title:55} {promise:16} {needed:4} histories")
+    assert run_one(needed - 1).violations == (), "the same seed must be green with the sound code"
