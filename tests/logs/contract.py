@@ -105,6 +105,19 @@ class LogContract:
         cancel()
         cancel_other()
 
+    def test_a_subscriber_that_fails_harms_nobody(self, open_log: OpenLog) -> None:
+        log = open_log(partitions=1)
+        heard = threading.Event()
+
+        def fail() -> None:
+            raise RuntimeError("on purpose")
+
+        cancels = [log.subscribe(0, fail), log.subscribe(0, heard.set)]
+        assert log.append({0: entries(numbered(1))}) == {0: 0}
+        assert heard.wait(10)
+        for cancel in cancels:
+            cancel()
+
     def test_threads_append_and_read_through_one_object(self, open_log: OpenLog) -> None:
         log = open_log(partitions=4)
 

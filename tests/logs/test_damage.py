@@ -160,5 +160,9 @@ def test_b27_a_log_that_was_recreated_shorter_is_noticed(open_file: OpenFile, qu
 def test_a_log_whose_partition_is_gone_says_so(open_file: OpenFile, queue: Path) -> None:
     log = open_file()
     (queue / "partition-0").rmdir()
-    with pytest.raises((Damaged, NotFound), match="partition-0"):
+    with pytest.raises(Damaged, match="partition-0"):
         log.bounds(0)
+    with pytest.raises(Damaged, match="partition-0"):
+        log.append({0: entries([b"x"])})
+    with pytest.raises(NotFound, match="partition-0"):
+        log.subscribe(0, lambda: None)

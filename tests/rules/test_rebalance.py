@@ -139,6 +139,16 @@ def test_grace_delays_the_plan_but_not_the_election() -> None:
     assert watch.is_dead(row, 5.0)
 
 
+def test_the_next_verdict_is_the_first_moment_at_which_somebody_could_be_late() -> None:
+    watch = Watch()
+    assert watch.next_verdict(0.0) is None
+    watch.see([MemberRow("A", "1", lease_ms=1000, grace_ms=5000), MemberRow("B", "1", lease_ms=2000)], 10.0)
+    assert watch.next_verdict(10.0) == 11.0
+    assert watch.next_verdict(11.0) == 12.0
+    assert watch.next_verdict(12.0) == 15.0
+    assert watch.next_verdict(15.0) is None
+
+
 def test_a_member_that_comes_back_is_watched_anew() -> None:
     watch = Watch()
     watch.see([MemberRow("A", "1")], 0.0)

@@ -145,10 +145,13 @@ class SwitchedStore(Store):
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         self._reach()
         self.before(swaps)
-        outcomes = self.inner.swap_each(swaps)
+        outcomes = self._apply(swaps)
         self.writes += [swap.key for swap in swaps]
         self.after(swaps)
         return outcomes
+
+    def _apply(self, swaps: Sequence[Swap]) -> list[Outcome]:
+        return self.inner.swap_each(swaps)
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
         self._reach()
@@ -193,9 +196,9 @@ class RecordingStore(SwitchedStore):
         self._history = history
         self._lock = lock
 
-    def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+    def _apply(self, swaps: Sequence[Swap]) -> list[Outcome]:
         with self._lock:
-            outcomes = super().swap_each(swaps)
+            outcomes = super()._apply(swaps)
             for swap, outcome in zip(swaps, outcomes, strict=True):
                 if "/partition/" in swap.key and swap.value and outcome.verdict is Verdict.DONE:
                     row = rows.decode_partition(int(swap.key[-5:]), swap.value)

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 
 from pxrs.clients.inotify import watch_directory
-from pxrs.errors import Closed, Unavailable
+from pxrs.errors import Closed, Damaged, Unavailable
 from pxrs.logs.base import Log, LogIdentity, Piece, Stamp, Wish
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.queuefile import directory_of, open_directory, partition_directory, sibling_directory
@@ -86,6 +86,8 @@ class FileLog(Log):
                 for number, writer in writers.items():
                     firsts[number] = writer.write(batches[number], (stamps or {}).get(number))
                 self._sync(list(writers.values()))
+        except FileNotFoundError as error:
+            raise Damaged(f"a part of the log is gone: {error}") from error
         except OSError as error:
             raise Unavailable(f"{self.directory}: {error}") from error
         return firsts

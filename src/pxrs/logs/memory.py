@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from pxrs.logs.records import check_entries, check_partition, first_at, refuse_o
 from pxrs.model import check_name
 from pxrs.plugins import split_url
 from pxrs.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 class _Partition:
@@ -51,6 +54,13 @@ class _Content:
 
 _named: dict[str, _Content] = {}
 _named_lock = threading.Lock()
+
+
+def _call(notify: Callable[[], None]) -> None:
+    try:
+        notify()
+    except Exception:  # the append has happened: its caller must not be told otherwise
+        logger.exception("a subscriber's callback failed; the others go on")
 
 
 class MemoryLog(Log):
@@ -98,7 +108,7 @@ class MemoryLog(Log):
             }
             waiting = [notify for partition in partitions.values() for notify in partition.subscribers.values()]
         for notify in waiting:
-            notify()
+            _call(notify)
         return given
 
     def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:

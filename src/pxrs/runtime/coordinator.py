@@ -54,6 +54,12 @@ class Coordinator:
         """Whether this leader has nobody to watch: then only a ring or a poll can bring news."""
         return self.leads and len(self._lives) <= 1
 
+    def next_watch(self, now: float) -> float:
+        """When to look at the others again: at the pace of the beats, or when somebody's lease may run out."""
+        verdict = self._watch.next_verdict(now)
+        pace = now + self._settings.beat_ms / 1000
+        return pace if verdict is None else min(pace, verdict + 0.001)
+
     def round(self, group: Group, now: float, polled: bool) -> bool:
         """Do what is due; ``polled``: the rows may have changed since the last round. True if the group row changed."""
         if self._lead is not None and not self._still_leads(group, self._lead):
@@ -100,7 +106,6 @@ class Coordinator:
             self._lead = self._registry.elect(self._me, group)
         except (Conflict, Unknown):
             return True
-        self._watch = Watch()
         self._report("elected", {"member": self._me.id, "leader_epoch": self._lead.epoch})
         return True
 

@@ -403,7 +403,7 @@ class Member:
             return
         changed = self.coordinator.round(self._group, now, self._looked)
         self._looked = False
-        self._next_watch = now + self._settings.beat_ms / 1000
+        self._next_watch = self.coordinator.next_watch(now)
         self._polled = self._polled or changed
 
     def _finish_leaving(self, now: float) -> None:

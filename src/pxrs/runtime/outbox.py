@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pxrs.clock import Clock
 from pxrs.errors import Closed, Full, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Log
-from pxrs.runtime.parcels import Extras, Packer, Parcel, Receipt, SentParcel, Shipment
+from pxrs.runtime.parcels import CLOCK_EVERY, Extras, Packer, Parcel, Receipt, SentParcel, Shipment
 from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -67,14 +67,15 @@ class Outbox:
             row = len(parcel.values)
             parcel.keys.append(key)
             parcel.values.append(value)
-            parcel.times.append(self._wall())
+            if not row % CLOCK_EVERY:
+                parcel.times.append(self._wall())
             if extras is not None:
                 parcel.extras[row] = extras
             parcel.size += size
             self._buffered += size
             if row >= self._last_row or parcel.size >= self._full:
                 self._close_parcel()
-        return Receipt(parcel, row)
+        return Receipt((parcel, row))
 
     def put_parcel(self, parcel: Parcel) -> None:
         with self._lock:

@@ -11,7 +11,10 @@ Contract of every driver (``pxrs.testing.conformance`` proves it):
 - ``swap_each`` judges every swap alone. ``swap_all`` does all of them or none.
 - A swap whose reply was lost is ``UNKNOWN``, never a failure: it may have happened, or may still happen.
 - Reads are linearizable: they see every swap that was answered before the read began.
-- Objects may be used from several threads, and from a forked child, which opens its own connection.
+- Deleting a key that is absent (``Swap(key, ABSENT, None)``) is done. A key without a UTF-8 form is Refused.
+- A scan never shows half of a ``swap_all``. Marks of ``wait`` are never 0.
+- Objects may be used from several threads, and from a forked child, which opens its own connection; a store that
+  cannot be shared between processes refuses the child. After ``close`` every call raises Closed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""How long a partition is without an owner: after a clean leave, and after a crash; against a polled lock table."""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pxrs
+from benchmarks.harness import Result
+
+SUMMARY = "hand-over of 8 partitions after a clean leave and after a crash: ours against a polled lease table"
+
+LEASE_MS = 1_000
+PARTITIONS = 8
+
+
+def run(quick: bool) -> Result:
+    rounds = 3 if quick else 10
+    with tempfile.TemporaryDirectory() as place:
+        clean = [_clean(f"file:{place}/clean-{n}") for n in range(rounds)]
+        crash = [_crash(f"file:{place}/crash-{n}") for n in range(rounds)]
+        table_clean = [_table(Path(place) / f"tc{n}.db", crash=False) for n in range(rounds)]
+        table_crash = [_table(Path(place) / f"tx{n}.db", crash=True) for n in range(rounds)]
+    ours = {"clean leave, ms": _ms(clean), "crash, ms": _ms(crash), "crash beyond the lease, ms": _ms(crash) - LEASE_MS}
+    peers = {"polled table, clean leave, ms": _ms(table_clean), "polled table, crash, ms": _ms(table_crash)}
+    ratios = {
+        "clean leave: polled table / ours": _ms(table_clean) / _ms(clean),
+        "crash: polled table / ours": _ms(table_crash) / _ms(crash),
+    }
+    return Result("handover", ours | {"lease, ms": LEASE_MS}, peers, ratios)
+
+
+def _ms(times: list[float]) -> float:
+    return statistics.median(times) * 1000
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the hand-over did not end within 60 s")
+        time.sleep(0.0005)
+
+
+def _pair(url: str, last_act: Callable[[pxrs.Consumer], None]) -> float:
+    """Two members share the queue; one goes; the time until the other works on everything."""
+    settings = pxrs.Settings(lease_ms=LEASE_MS)
+    with pxrs.open(url, partitions=PARTITIONS, settings=settings) as queue:
+        goes = queue.consumer(group="g", handler=lambda _: None, member="A").start()
+        stays = queue.consumer(group="g", handler=lambda _: None, member="B").start()
+        _until(lambda: len(goes.partitions) == len(stays.partitions) == PARTITIONS // 2)
+        began = time.perf_counter()
+        last_act(goes)
+        _until(lambda: len(stays.partitions) == PARTITIONS)
+        return time.perf_counter() - began
+
+
+def _clean(url: str) -> float:
+    return _pair(url, lambda consumer: threading.Thread(target=consumer.stop).start())
+
+
+def _crash(url: str) -> float:
+    return _pair(url, lambda consumer: consumer.kill())
+
+
+# ---- the peer -------------------------------------------------------------------------------------------------------
+
+
+class _LeaseTable:
+    """The usual home-made form: an owner and a time for each partition, looked at every third of the lease."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+        db = self._connect()
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE leases(partition INTEGER PRIMARY KEY, owner TEXT, renewed REAL)")
+        db.executemany("INSERT INTO leases VALUES (?, NULL, 0)", [(p,) for p in range(PARTITIONS)])
+        db.commit()
+        db.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=30)
+
+    def live(self, name: str, share: int, owned: list[int], stop: threading.Event, clean: bool) -> None:
+        db = self._connect()
+        while not stop.is_set():
+            now = time.time()
+            db.execute("UPDATE leases SET renewed = ? WHERE owner = ?", (now, name))
+            free = "SELECT partition FROM leases WHERE owner IS NULL OR renewed < ? LIMIT ?"
+            limit = max(0, share - self._count(db, name)) if share else PARTITIONS
+            for (partition,) in db.execute(free, (now - LEASE_MS / 1000, limit)).fetchall():
+                db.execute("UPDATE leases SET owner = ?, renewed = ? WHERE partition = ?", (name, now, partition))
+            db.commit()
+            owned[0] = self._count(db, name)
+            stop.wait(LEASE_MS / 3000)
+        if clean:
+            db.execute("UPDATE leases SET owner = NULL WHERE owner = ?", (name,))
+            db.commit()
+        db.close()
+
+    def _count(self, db: sqlite3.Connection, name: str) -> int:
+        return int(db.execute("SELECT count(*) FROM leases WHERE owner = ?", (name,)).fetchone()[0])
+
+
+def _table(path: Path, crash: bool) -> float:
+    table, stop_a, stop_b = _LeaseTable(path), threading.Event(), threading.Event()
+    owned_a, owned_b = [0], [0]
+    first = threading.Thread(target=table.live, args=("A", PARTITIONS // 2, owned_a, stop_a, not crash))
+    first.start()
+    _until(lambda: owned_a[0] == PARTITIONS // 2)
+    second = threading.Thread(target=table.live, args=("B", 0, owned_b, stop_b, True))
+    second.start()
+    _until(lambda: owned_b[0] == PARTITIONS // 2)
+    began = time.perf_counter()
+    stop_a.set()
+    _until(lambda: owned_b[0] == PARTITIONS)
+    took = time.perf_counter() - began
+    stop_b.set()
+    first.join()
+    second.join()
+    return took

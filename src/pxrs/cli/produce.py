@@ -1,0 +1,106 @@
+"""``pxrs produce``: lines, JSON documents or whole files become messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pxrs.cli import sources
+from pxrs.cli.options import RegistryUrl, Url, opened
+from pxrs.cli.output import progress, show
+from pxrs.cli.sources import Entry, Reading
+from pxrs.errors import PxrsError, Refused
+from pxrs.views.tables import Table
+
+if TYPE_CHECKING:
+    from pxrs.runtime.producer import Producer, Receipt
+
+_COUNT_EVERY = 10_000
+
+
+def produce(
+    url: Url,
+    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Default, and '-': stdin.")] = None,
+    format: Annotated[Literal["lines", "json"], typer.Option("--format", "-f", help="What a line is.")] = "lines",
+    key: Annotated[str | None, typer.Option("--key", "-k", help="One key for all messages.")] = None,
+    key_field: Annotated[
+        str | None, typer.Option("--key-field", metavar="NAME", help="The JSON field that is the key; a.b goes deeper.")
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY, this text, VALUE.")
+    ] = None,
+    whole: Annotated[bool, typer.Option("--files", help="One message per file, its name as the key.")] = False,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header for all messages.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print how many went where.")] = False,
+    registry: RegistryUrl = None,
+) -> None:
+    """Send messages: one per line of stdin or of files, durable when the command ends.
+
+    Messages without a key are spread over the partitions; with a key they keep their order.
+    """
+    paths = files or []
+    reading = Reading(format == "json", key, key_field, key_separator)
+    if whole and (not paths or sources.STDIN in paths or key_field or key_separator):
+        raise Refused("--files sends whole files: name them, and give no --key-field and no --key-separator")
+    headers = _headers(header or [])
+    with opened(url, registry) as queue:
+        size = sources.total_size(paths)
+        found = sources.whole_files(paths, key) if whole else sources.entries(paths, reading)
+        with progress("sending", size, "bytes") as advance, queue.producer() as producer:
+            counter = _Sending(producer, headers, count=verbose)
+            counter.send_all(_counted(found, advance))
+        print(f"sent {counter.sent} messages to {queue.name!r}")
+    if verbose:
+        show(Table(["PARTITION", "MESSAGES"], sorted(counter.by_partition.items())), "table")
+
+
+def _headers(pairs: list[str]) -> dict[str, bytes] | None:
+    for pair in pairs:
+        if "=" not in pair:
+            raise Refused(f"--header {pair!r}: write NAME=VALUE")
+    return {name: value.encode() for name, _, value in (pair.partition("=") for pair in pairs)} or None
+
+
+def _counted(found: Iterator[Entry], advance: Callable[[int], None]) -> Iterator[Entry]:
+    for entry in found:
+        yield entry
+        advance(entry.size)
+
+
+class _Sending:
+    """Sends message by message: whoever types, or pipes a slow stream in, sees each arrive at once."""
+
+    def __init__(self, producer: Producer, headers: dict[str, bytes] | None, count: bool) -> None:
+        self.sent = 0
+        self.by_partition: Counter[int] = Counter()
+        self._producer = producer
+        self._headers = headers
+        self._count = count
+        self._receipts: list[Receipt] = []
+
+    def send_all(self, found: Iterator[Entry]) -> None:
+        try:
+            for entry in found:
+                self._send(entry)
+        except PxrsError as error:
+            self._producer.flush()
+            raise Refused(f"{error} ({self.sent} messages before it were sent)") from error
+        self._producer.flush()
+        self._count_receipts()
+
+    def _send(self, entry: Entry) -> None:
+        receipt = self._producer.send(entry.key, entry.value, self._headers)
+        self.sent += 1
+        if self._count:
+            self._receipts.append(receipt)
+            if len(self._receipts) >= _COUNT_EVERY:
+                self._count_receipts()
+
+    def _count_receipts(self) -> None:
+        self.by_partition.update(receipt.result()[0] for receipt in self._receipts)
+        self._receipts = []

@@ -1,0 +1,85 @@
+"""Tables for people and for programs: the same rows as aligned text, as JSON, or as CSV. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MISSING = "-"
+"""What stands for nothing in text and CSV, as in Kafka's tools."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column names as they are printed (``LOG-END-OFFSET``), and rows of plain values."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]] = field(default_factory=list)
+
+    def as_text(self) -> str:
+        """Aligned columns, numbers to the right. One line for each row, so that scripts can grep."""
+        cells = [[_cell(value) for value in row] for row in self.rows]
+        lines = [list(self.columns), *cells]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(self.columns))]
+        to_the_right = [_is_numeric([row[place] for row in self.rows]) for place in range(len(self.columns))]
+        return "\n".join(_aligned(line, widths, to_the_right) for line in lines)
+
+    def as_csv(self) -> str:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_cell(value) for value in row] for row in self.rows)
+        return out.getvalue().rstrip("\n")
+
+    def as_objects(self) -> list[dict[str, Any]]:
+        """Each row with the column names as programs like them: ``log_end_offset``."""
+        names = [name.lower().lstrip("#").replace("-", "_").replace(" ", "_") for name in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+    def as_json(self) -> str:
+        return json.dumps(self.as_objects(), indent=2)
+
+
+def as_header(facts: dict[str, Any]) -> str:
+    """A block of ``NAME  value`` lines above a table."""
+    width = max(map(len, facts), default=0)
+    return "\n".join(f"{name:<{width}}  {_cell(value)}" for name, value in facts.items())
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Sorted numbers, short: ``0-2,5``."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found) or MISSING
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value)) or MISSING
+    # A line break inside a cell would tear the row apart.
+    return str(value).replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _is_numeric(values: list[Any]) -> bool:
+    kinds = {type(value) for value in values if value is not None}
+    return bool(kinds) and kinds <= {int, float}
+
+
+def _aligned(cells: Sequence[str], widths: list[int], to_the_right: list[bool]) -> str:
+    placed = (
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, width, right in zip(cells, widths, to_the_right, strict=True)
+    )
+    return "  ".join(placed).rstrip()

@@ -1,0 +1,438 @@
+"""A consumer by itself and with others: everything once, nothing lost, nothing stopped that does not move."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import pxrs
+from pxrs.errors import BadSetting, BeyondEnd, Closed, HandlerFailed, Refused
+from pxrs.model import Message
+from pxrs.testing.checker import check
+
+from .support import HASTY, PATIENT, Diary, Recorder, Site, eventually
+
+
+@pytest.fixture(params=["memory:", "file"])
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> pxrs.Queue:
+    url = "memory:" if request.param == "memory:" else f"file:{tmp_path}/orders"
+    opened = pxrs.open(url, partitions=8, settings=PATIENT)
+    request.addfinalizer(opened.close)
+    return opened
+
+
+def send(queue: pxrs.Queue, count: int, first: int = 0) -> list[bytes]:
+    values = [b"message-%d" % number for number in range(first, first + count)]
+    with queue.producer() as producer:
+        for value in values:
+            producer.send(f"acct-{hash_free(value)}", value)
+    return values
+
+
+def hash_free(value: bytes) -> int:
+    """One of 20 accounts, the same in every run."""
+    return sum(value) % 20
+
+
+# ---- each message once --------------------------------------------------------------------------------------------
+
+
+def test_800_messages_sent_before_the_first_consumer_are_handled_800_times(queue: pxrs.Queue) -> None:
+    values = send(queue, 800)
+    handler = Recorder()
+    with queue.consumer(group="billing", handler=handler, member="A") as consumer:
+        eventually(lambda: len(handler) >= 800, "800 messages")
+        eventually(lambda: consumer.state == "live", "the end of the replay")
+    assert sorted(handler.values) == sorted(values)
+    assert queue.group("billing").describe().total_lag == 0
+
+
+def test_nothing_is_skipped_or_repeated_between_replay_and_live(queue: pxrs.Queue) -> None:
+    handler = Recorder()
+    values = send(queue, 100)
+    with queue.consumer(group="billing", handler=handler):
+        for start in range(100, 600, 100):
+            values += send(queue, 100, start)
+        eventually(lambda: len(handler) >= len(values), "all messages")
+    assert sorted(handler.values) == sorted(values)
+
+
+def test_messages_of_a_key_come_in_the_order_in_which_they_were_sent(queue: pxrs.Queue) -> None:
+    handler = Recorder()
+    values = send(queue, 400)
+    with queue.consumer(group="billing", handler=handler):
+        eventually(lambda: len(handler) >= 400, "all messages")
+    for account in range(20):
+        sent = [value for value in values if hash_free(value) == account]
+        assert [h.value for h in handler.seen if h.key == b"acct-%d" % account] == sent
+
+
+def test_a_later_consumer_goes_on_where_the_first_one_left(queue: pxrs.Queue) -> None:
+    first, second = Recorder(), Recorder()
+    send(queue, 100)
+    with queue.consumer(group="billing", handler=first):
+        eventually(lambda: len(first) >= 100, "the first hundred")
+    more = send(queue, 50, first=100)
+    with queue.consumer(group="billing", handler=second):
+        eventually(lambda: len(second) >= 50, "the next fifty")
+    assert sorted(second.values) == sorted(more)
+
+
+def test_each_group_gets_everything(queue: pxrs.Queue) -> None:
+    billing, audit = Recorder(), Recorder()
+    values = send(queue, 60)
+    with queue.consumer(group="billing", handler=billing), queue.consumer(group="audit", handler=audit):
+        eventually(lambda: len(billing) >= 60 and len(audit) >= 60, "both groups")
+    assert sorted(billing.values) == sorted(audit.values) == sorted(values)
+    assert queue.groups() == ["audit", "billing"]
+
+
+# ---- joining and leaving under load -------------------------------------------------------------------------------
+
+
+class Load:
+    """A thread that sends until it is stopped."""
+
+    def __init__(self, site: Site) -> None:
+        self.values: list[bytes] = []
+        self._site = site
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        with self._site.queue.producer() as producer:
+            while not self._stop.is_set():
+                for _ in range(40):
+                    self.values.append(b"message-%d" % len(self.values))
+                    producer.send(None, self.values[-1])
+                producer.flush()
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def test_b14_join_and_leave_under_load_repeat_nothing_and_lose_nothing() -> None:
+    handler = Recorder()
+    with Site() as site:
+        both = lambda message, context: (site.recorder()(message, context), handler(message, context))  # noqa: E731 - two handlers as one
+        with Load(site) as load:
+            site.member("A", both)
+            site.await_owners("A")
+            site.member("B", both)
+            site.await_owners("A", "B")
+            eventually(lambda: {"A", "B"} <= handler.members(), "work of both")
+            site.consumers["A"].stop()
+            site.await_owners("B")
+        eventually(lambda: site.lag() == 0, "everything committed")
+        assert sorted(handler.values) == sorted(load.values)
+        assert check(site.history) == []
+        flushes = site.diaries["A"].of("released") + site.diaries["B"].of("released")
+        assert len(flushes) == 4 + 4, "every hand-over was a release with its final checkpoint"
+        for diary in site.diaries.values():
+            assert diary.of("lost") == diary.of("refused") == diary.of("fenced") == []
+
+
+def test_a_partition_that_does_not_move_is_neither_stopped_nor_started() -> None:
+    with Site() as site, Load(site):
+        site.member("A", Recorder())
+        site.await_owners("A")
+        site.member("B", Recorder())
+        site.await_owners("A", "B")
+        kept = [p for p, owner in site.owners().items() if owner == "A"]
+        moved = [p for p, owner in site.owners().items() if owner == "B"]
+        site.consumers["B"].stop()
+        site.await_owners("A")
+        eventually(lambda: len(site.diaries["A"].called("assigned")) == 12, "the four that came back")
+        assert sorted(site.diaries["A"].called("revoked")) == moved
+        assert sorted(site.diaries["A"].called("assigned")) == sorted([*range(8), *moved])
+        assert sorted(site.diaries["B"].called("assigned")) == sorted(site.diaries["B"].called("revoked")) == moved
+        assert len(kept) == 4
+
+
+def test_callbacks_frame_the_messages_of_a_partition() -> None:
+    diary, seen = Diary(), []
+    with Site(partitions=1) as site:
+        site.send(5)
+
+        def handle(message: Message) -> None:
+            seen.append((message.offset, list(diary.calls)))
+
+        first = site.queue.consumer("g", handle, "A", assigned=diary.assigned, revoked=diary.revoked).start()
+        eventually(lambda: len(seen) == 5, "five messages")
+        first.stop()
+    assert seen[0] == (0, [("assigned", 0, 0, 1)])
+    assert diary.calls == [("assigned", 0, 0, 1), ("revoked", 0, 5, 1)]
+
+
+def test_idle_members_stand_by_are_named_and_take_over() -> None:
+    handler = Recorder()
+    with Site(partitions=2) as site:
+        for name in "ABC":
+            site.member(name, handler)
+        eventually(lambda: len(site.queue.group("g").members()) == 3, "three members")
+        eventually(lambda: len(site.queue.group("g").describe().idle) == 1, "one idle one")
+        [idle] = site.queue.group("g").describe().idle
+        assert site.consumers[idle].state == "waiting"
+        assert site.consumers[idle].partitions == []
+        working = next(name for name in site.consumers if name != idle)
+        site.consumers[working].stop()
+        others = sorted({"A", "B", "C"} - {working})
+        site.await_owners(*others)
+        assert site.queue.group("g").describe().idle == []
+        site.send(20)
+        eventually(lambda: len(handler) == 20, "their work")
+        assert handler.members() == set(others)
+
+
+# ---- states and life ----------------------------------------------------------------------------------------------
+
+
+def test_states_of_a_consumer() -> None:
+    go_on = threading.Event()
+    with Site(partitions=1) as site:
+        site.send(1)
+        consumer = site.queue.consumer("g", lambda _: go_on.wait(30), member="A")
+        assert consumer.state == "registering"
+        consumer.start()
+        eventually(lambda: consumer.state == "replaying", "work on the stored message")
+        go_on.set()
+        eventually(lambda: consumer.state == "live", "the live phase")
+        consumer.stop()
+        assert consumer.state == "stopped"
+        assert consumer.error is None
+
+
+def test_a_consumer_starts_once() -> None:
+    with Site() as site:
+        consumer = site.queue.consumer("g", print).start()
+        with pytest.raises(Closed):
+            consumer.start()
+
+
+def test_a_handler_may_stop_its_own_consumer() -> None:
+    with Site(partitions=1) as site:
+        handler = Recorder(lambda _: consumer.stop())
+        consumer = site.queue.consumer("g", handler)
+        site.send(3)
+        consumer.run()
+        assert consumer.state == "stopped"
+        assert site.queue.group("g").describe()[0].checkpoint == len(handler) >= 1
+
+
+def test_stop_before_start_is_harmless_and_twice_too() -> None:
+    with Site() as site:
+        consumer = site.queue.consumer("g", print)
+        consumer.stop()
+        consumer.stop()
+        assert consumer.state == "stopped"
+        assert site.queue.group("g").members() == []
+
+
+def test_a_closed_queue_refuses_and_has_stopped_its_consumers() -> None:
+    queue = pxrs.open("memory:", partitions=2)
+    consumer = queue.consumer("g", print).start()
+    queue.close()
+    queue.close()
+    assert consumer.state == "stopped"
+    with pytest.raises(Closed):
+        queue.consumer("g", print)
+
+
+@pytest.mark.parametrize("round_", range(20))
+def test_kill_stops_everything_also_in_the_middle_of_a_claim(round_: int) -> None:
+    handler = Recorder()
+    with Site(partitions=16) as site:
+        consumer = site.member("A", handler)
+        eventually(lambda: site.stores["A"].writes, "its first write")
+        time.sleep(round_ / 4000)  # another moment of its start in each round
+        consumer.kill()
+        workers = [t for t in threading.enumerate() if t.name.startswith("pxrs-p") and t in threads_of(consumer)]
+        for thread in workers:
+            thread.join(30)
+        before = len(handler)
+        site.send(64)
+        assert not any(thread.is_alive() for thread in threads_of(consumer))
+        assert len(handler) == before
+
+
+def threads_of(consumer: pxrs.Consumer) -> list[threading.Thread]:
+    return [worker.thread for worker in consumer._workforce._all()]
+
+
+def test_kill_flushes_nothing_and_the_next_one_repeats() -> None:
+    first, second = Recorder(), Recorder()
+    settings = HASTY.with_(commit_interval_ms=3_600_000, commit_every=1_000_000)
+    with Site(partitions=1, settings=settings) as site:
+        site.send(10)
+        consumer = site.member("A", first)
+        eventually(lambda: len(first) == 10, "ten messages")
+        consumer.kill()
+        row = site.queue.group("g").describe()[0]
+        assert row.owner == "A" and row.checkpoint < 10
+        site.member("B", second)
+        eventually(lambda: len(second) >= 10 - row.checkpoint, "the rest again")
+        assert [h.offset for h in second.seen] == list(range(row.checkpoint, 10))
+
+
+# ---- delivery and where to start ----------------------------------------------------------------------------------
+
+
+def test_lists_and_arrow_batches_are_bounded_and_complete() -> None:
+    sizes: list[int] = []
+    offsets: list[int] = []
+
+    def take_list(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+        offsets.extend(message.offset for message in messages)
+
+    with Site(partitions=1, settings=PATIENT.with_(deliver_rows=100)) as site:
+        site.send(450)
+        with site.queue.consumer("lists", take_list, deliver="list"):
+            eventually(lambda: len(offsets) == 450, "lists")
+        assert offsets == list(range(450)) and max(sizes) <= 100
+        sizes.clear(), offsets.clear()
+        with site.queue.consumer("arrows", arrow_taker(sizes, offsets), deliver="arrow"):
+            eventually(lambda: len(offsets) == 450, "batches")
+        assert offsets == list(range(450)) and max(sizes) <= 100
+        with pytest.raises(BadSetting, match="deliver = 'rows'"):
+            site.queue.consumer("g", print, deliver="rows")  # type: ignore[arg-type]  # what is tested
+
+
+def arrow_taker(sizes: list[int], offsets: list[int]) -> Callable[..., None]:
+    def take(batch: object) -> None:
+        columns = batch.to_pydict()  # type: ignore[attr-defined]  # an Arrow batch, which has no types
+        sizes.append(len(columns["offset"]))
+        offsets.extend(columns["offset"])
+
+    return take
+
+
+def test_start_latest_takes_only_what_comes_after() -> None:
+    handler = Recorder()
+    with Site() as site:
+        site.send(40)
+        consumer = site.member("A", handler, start="latest")
+        eventually(lambda: consumer.state == "live" and len(consumer.partitions) == 8, "the start")
+        new = site.send(16, first=40)
+        eventually(lambda: len(handler) >= 16, "the new ones")
+        assert sorted(handler.values) == sorted(new)
+
+
+def test_a_start_at_latest_is_remembered_even_where_the_log_is_empty() -> None:
+    started = threading.Event()
+    hold = threading.Event()
+
+    def hang(_: Message) -> None:
+        started.set()
+        hold.wait(30)
+
+    handler = Recorder()
+    with Site(partitions=1, settings=HASTY) as site:
+        consumer = site.member("A", hang, start="latest")
+        eventually(lambda: consumer.state == "live", "the start")
+        eventually(lambda: site.queue.group("g").registry.checkpoint(0) == 0, "the start, written down")
+        [value] = site.send(1)
+        assert started.wait(30)
+        consumer.kill()
+        hold.set()
+        site.member("B", handler, start="latest")
+        eventually(lambda: handler.values == [value], "the message that nobody has finished")
+
+
+def test_start_at_a_time_and_only_where_no_checkpoint_is() -> None:
+    handler = Recorder()
+    with Site(partitions=1) as site:
+        site.send(10)
+        eventually(lambda: datetime.now(UTC) > site.queue.read(0, 9)[0].timestamp, "a later moment")
+        moment = datetime.now(UTC)
+        new = site.send(5, first=10)
+        with site.queue.consumer("g", handler, start=moment):
+            eventually(lambda: len(handler) >= 5, "what came after")
+        assert handler.values == new
+        with site.queue.consumer("g", handler, start=moment - timedelta(days=1)):
+            new += site.send(1, first=15)
+            eventually(lambda: len(handler) >= 6, "the next one")
+        assert handler.values == new, "a checkpoint wins over start="
+
+
+@pytest.mark.parametrize("start", ["bogus", datetime(2030, 1, 1), None, 1.5])  # noqa: DTZ001 - a time without a zone is the point
+def test_a_start_that_means_nothing_is_refused_at_once(start: object) -> None:
+    with Site() as site, pytest.raises(Refused):
+        site.queue.consumer("g", print, start=start)  # type: ignore[arg-type]  # what is tested
+
+
+# ---- outside any group --------------------------------------------------------------------------------------------
+
+
+def test_a_manual_subscription_reads_from_given_offsets_and_leaves_no_trace() -> None:
+    handler = Recorder()
+    with Site(partitions=4) as site:
+        site.send(40)
+        with site.queue.subscribe({1: 4, 3: 0}, handler) as subscription:
+            eventually(lambda: len(handler) >= 16, "six and ten messages")
+            site.send(4, first=40)
+            eventually(lambda: len(handler) >= 18, "the new ones too")
+            assert subscription.positions == {1: 11, 3: 11}
+        assert [h.offset for h in handler.seen if h.partition == 1] == list(range(4, 11))
+        assert [h.offset for h in handler.seen if h.partition == 3] == list(range(11))
+        assert site.queue.groups() == []
+        assert site.queue.store.scan("") == []
+
+
+@pytest.mark.parametrize("offsets", [{9: 0}, {0: -1}, {0: 41}, {0: None}, {0: 1.5}, {0: True}, {"0": 0}, {0: "x"}])
+def test_a_subscription_outside_the_log_is_refused(offsets: dict[int, int]) -> None:
+    with Site(partitions=4) as site:
+        site.send(40)
+        with pytest.raises(Refused):
+            site.queue.subscribe(offsets, print)
+
+
+def test_a_subscription_ends_with_its_handlers_error() -> None:
+    def fail(_: Message) -> None:
+        raise OSError("no disk")
+
+    with Site(partitions=1, settings=PATIENT.with_(on_failure="stop", tries=1)) as site:
+        site.send(1)
+        with pytest.raises(HandlerFailed, match="no disk"):
+            site.queue.subscribe({0: 0}, fail).run()
+
+
+# ---- what is stored and cannot be true ----------------------------------------------------------------------------
+
+
+def test_b27_a_checkpoint_beyond_the_end_is_an_error_and_not_a_silent_wait() -> None:
+    with Site(partitions=2) as site:
+        site.send(10)
+        registry = site.queue.group("g").registry
+        registry.initialize(2, site.queue.log.identity.hash, site.queue.log.identity.reduce)
+        registry.seek({1: 50}, {})
+        consumer = site.queue.consumer("g", Recorder(), member="A")
+        with pytest.raises(BeyondEnd, match="50"):
+            consumer.run()
+        assert consumer.state == "stopped"
+        assert registry.checkpoint(1) == 50, "it is for a person to decide where to go on"
+        site.queue.group("g").seek({1: 5})
+        handler = Recorder()
+        with site.queue.consumer("g", handler):
+            eventually(lambda: site.lag() == 0, "work after the seek")
+
+
+def test_a_handler_that_exits_its_thread_stops_the_consumer_loudly() -> None:
+    def leave(_: Message) -> None:
+        raise SystemExit(3)
+
+    with Site(partitions=1) as site:
+        site.send(1)
+        with pytest.raises(HandlerFailed, match="SystemExit"):
+            site.queue.consumer("g", leave).run()
+        assert site.queue.group("g").describe()[0].checkpoint == 0

@@ -1,0 +1,56 @@
+"""Every example is a program that runs and says what it should."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+EXPECTED = {
+    "produce_and_consume.py": r"""
+checkpoints stand at 100 of 100 orders, lag 0
+customer-0 ordered 735
+""",
+    "crash_recovery.py": r"""
+A has partitions \[(\d, ){3}\d\], B has \[(\d, ){3}\d\]
+A is dead
+B has partitions \[0, 1, 2, 3, 4, 5, 6, 7\]
+all 400 messages were handled, lag 0
+\d+ of them twice: those that A had not yet written down
+""",
+    "dead_letters.py": r"""
+handled \[12, 7, 30\]
+dead letter 0: 'twelve' at offset 2, 3 tries
+  ValueError: invalid literal for int\(\) with base 10: b'twelve'
+""",
+}
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_runs_and_prints_what_it_promises(name: str) -> None:
+    printed = run(name)
+    assert re.fullmatch(EXPECTED[name].strip(), printed.strip()), printed
+
+
+@pytest.mark.processes
+def test_the_first_example_leaves_a_queue_that_is_not_sent_twice(tmp_path: Path) -> None:
+    """Run again in the same directory, it finds the first hundred orders processed and handles only the new ones."""
+    run("produce_and_consume.py", str(tmp_path))
+    assert "checkpoints stand at 200 of 100 orders, lag 0" in run("produce_and_consume.py", str(tmp_path))
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
