@@ -133,6 +133,31 @@ def test_b34_a_damaged_body_refuses_only_its_own_batch(open_file: OpenFile, queu
         list(read_piece(reader.pieces(0, 0, 6)[0], 0, 6))
 
 
+@pytest.mark.parametrize("begun", [3, 9, 700])
+@pytest.mark.parametrize("reads", [1, 2, 3])
+def test_a_batch_that_is_finished_while_a_reader_looks_is_no_damage(
+    open_file: OpenFile, queue: Path, monkeypatch: pytest.MonkeyPatch, begun: int, reads: int
+) -> None:
+    _, ends = write_three(open_file, queue)
+    real = os.pread
+    left = reads
+
+    def pread(fd: int, length: int, position: int) -> bytes:
+        """The first few reads see only the beginning of the second batch."""
+        nonlocal left
+        data = real(fd, length, position)
+        if SCHEMA_BYTES <= position <= ends[1] and left:
+            left -= 1
+            return data[: ends[1] + begun - position]
+        return data
+
+    monkeypatch.setattr(os, "pread", pread)
+    reader = open_file()
+    assert read_all(reader, 0) in [list(enumerate(numbered(rows))) for rows in (2, 6)]
+    assert read_all(reader, 0) == list(enumerate(numbered(6)))
+    assert left == 0
+
+
 def test_a_missing_or_short_segment_in_the_middle_is_named(open_file: OpenFile, queue: Path) -> None:
     log = open_file(segment_bytes=1)
     for number in range(3):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from pxrs.testing.planted import BUGS, Bug, histories_needed
+from pxrs.testing.planted import BUGS, Bug, histories_needed, line
 from pxrs.testing.stories import run_one
 
 MOST = 200
@@ -15,6 +17,5 @@ MOST = 200
 def test_the_planted_bug_is_found(bug: Bug) -> None:
     found = histories_needed(bug, MOST)
     assert found is not None, f"bug {bug.number} ({bug.title}) stayed hidden in {MOST} histories"
-    needed, promise = found
-    print(f"\n{bug.number:3} {bug.title:55} {promise:16} {needed:4} histories")
-    assert run_one(needed - 1).violations == (), "the same seed must be green with the sound code"
+    print(f"\n{line(bug, found)}", file=sys.stderr)
+    assert run_one(found[0] - 1).violations == (), "the same seed must be green with the sound code"

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
@@ -107,13 +108,18 @@ def check_readable(paths: Sequence[str]) -> None:
             pass
 
 
-def _open(path: str) -> IO[bytes]:
+@contextmanager
+def _open(path: str) -> Iterator[IO[bytes]]:
     if path == STDIN:
-        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+        yield sys.stdin.buffer
+        return
     try:
-        return open(path, "rb")
+        file = open(path, "rb")
+        file.peek(1)  # a directory opens, but does not read
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from error
+    with file:
+        yield file
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

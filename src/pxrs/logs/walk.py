@@ -95,7 +95,8 @@ def walk(fd: int, path: str, position: int, expected: int) -> Walk:
 
 def _judge(fd: int, path: str, position: int, expected: int) -> Tail:
     """What it is that stands here instead of an intact header. Damage before a good batch is an error."""
-    if _is_beginning(os.pread(fd, MAX_HEADER, position)):
+    data = os.pread(fd, MAX_HEADER, position)
+    if _is_beginning(data) or _is_header(data):  # a writer may have finished it since: the next look takes it in
         return Tail.PARTIAL
     rest = _rest(fd, position)
     if not rest.strip(b"\0"):  # the file system gave the file its size, and lost power before its content
@@ -125,10 +126,14 @@ def _rest(fd: int, position: int) -> bytes:
 
 def _good_batch_in(rest: bytes) -> bool:
     at = rest.find(CONTINUATION, 1)
-    while at >= 0:
-        try:
-            read_header(rest[at : at + MAX_HEADER])
-            return True
-        except NotAHeader:
-            at = rest.find(CONTINUATION, at + 1)
-    return False
+    while at >= 0 and not _is_header(rest[at : at + MAX_HEADER]):
+        at = rest.find(CONTINUATION, at + 1)
+    return at >= 0
+
+
+def _is_header(data: bytes) -> bool:
+    try:
+        read_header(data)
+    except NotAHeader:
+        return False
+    return True

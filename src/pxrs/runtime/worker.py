@@ -169,22 +169,49 @@ class Worker:
         return batch
 
     def _handle_batch(self, batch: pa.RecordBatch) -> None:
+        began = self._job.clock.monotonic()
+        try:
+            if self._job.deliver == "message":
+                self._handle_messages(batch)
+            else:
+                self._handle_parcels(batch)
+        finally:
+            self.busy_since = None
+            self.tally.handler_seconds += self._job.clock.monotonic() - began
+
+    def _handle_messages(self, batch: pa.RecordBatch) -> None:
+        """The way of every single message: nothing in here that it does not need."""
         job, clock, tally = self._job, self._job.clock.monotonic, self.tally
         handler, context = job.handler, self._context
-        for parcel in delivery.parcels(batch, self.grant.partition, job.deliver, job.settings.deliver_rows):
+        for message in delivery.messages_of(batch, self.grant.partition):
             now = clock()
             if self._halt or self._paused or now >= job.alive_until:
                 return
             self.busy_since = now
+            offset = message.offset
             try:
-                handler(parcel.payload, context)
+                handler(message, context)
+            except Exception as error:
+                if not self._rescue(batch, Parcel(message, offset, offset + 1), error):
+                    return
+            tally.handled += 1
+            self.position = offset + 1
+            if offset + 1 >= self._commit_at:
+                self._advance(offset + 1)
+
+    def _handle_parcels(self, batch: pa.RecordBatch) -> None:
+        job = self._job
+        for parcel in delivery.parcels(batch, self.grant.partition, job.deliver, job.settings.deliver_rows):
+            now = job.clock.monotonic()
+            if self._halt or self._paused or now >= job.alive_until:
+                return
+            self.busy_since = now
+            try:
+                job.handler(parcel.payload, self._context)
             except Exception as error:
                 if not self._rescue(batch, parcel, error):
                     return
-            finally:
-                self.busy_since = None
-            tally.handled += parcel.end - parcel.start
-            tally.handler_seconds += clock() - now
+            self.tally.handled += parcel.end - parcel.start
             self._advance(parcel.end)
 
     def _advance(self, position: int) -> None:

@@ -19,12 +19,13 @@ import pytest
 
 from pxrs.stores.base import Store
 from pxrs.testing.promises_of_batches import BatchPromises
+from pxrs.testing.promises_of_ownership import OwnershipPromises
 from pxrs.testing.promises_of_rows import RowPromises
 from pxrs.testing.promises_of_sharing import SharingPromises
 from pxrs.testing.promises_of_waits import WaitPromises
 
 
-class StoreSuite(RowPromises, BatchPromises, WaitPromises, SharingPromises):
+class StoreSuite(RowPromises, BatchPromises, WaitPromises, SharingPromises, OwnershipPromises):
     """All promises of a store. A subclass says how its store is made; the hooks stand in ``Promises``."""
 
     @pytest.fixture

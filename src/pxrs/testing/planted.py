@@ -9,8 +9,10 @@ model checking; here the same histories that pass with the sound code must name 
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +26,7 @@ from pxrs.runtime.member import Member
 from pxrs.runtime.rows import Held
 from pxrs.stores.base import Outcome, Row, Swap, Verdict
 from pxrs.stores.memory import MemoryStore
-from pxrs.testing.stories import run_one
+from pxrs.testing.stories import replay, run_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +64,44 @@ def histories_needed(bug: Bug, most: int) -> tuple[int, str] | None:
 # ---- the replacements ---------------------------------------------------------------------------------------------
 
 
-def _matches_by_epoch(self: MemoryStore, row: Row | None, swap: Swap) -> bool:  # noqa: ARG001 - a method's shape
+def _matches_by_epoch(self: MemoryStore, row: Row | None, swap: Swap) -> bool:
     if row is None or swap.value is None or "/partition/" not in swap.key:
         return (row.version if row else 0) == swap.expect
     stored, new = json.loads(row.value), json.loads(swap.value)
     return bool(new["epoch"] - stored["epoch"] == (0 if new["owner"] == stored["owner"] else 1))
 
 
-def _advance_by_name_alone(row: Partition, grant: Grant, position: int, end: int | None = None) -> Partition:  # noqa: ARG001
+def _matches_unless_forced(self: MemoryStore, row: Row | None, swap: Swap) -> bool:
+    if swap.value is not None and b'"cause":"forced"' in swap.value:
+        return True
+    return (row.version if row else 0) == swap.expect
+
+
+def _matches_if_the_checkpoint_grows(self: MemoryStore, row: Row | None, swap: Swap) -> bool:
+    if row is None or swap.value is None or "/partition/" not in swap.key:
+        return (row.version if row else 0) == swap.expect
+    stored, new = json.loads(row.value), json.loads(swap.value)
+    if stored["epoch"] < new["epoch"]:
+        return row.version == swap.expect
+    return (stored["checkpoint"] or 0) <= (new["checkpoint"] or 0)
+
+
+def _frees_under_the_old_epoch(row: Partition, owner: Owner | None, cause: Cause, at: float) -> Partition:
+    return with_history(replace(row, owner=owner, epoch=row.epoch + (owner is not None), cause=cause), at)
+
+
+def _advance_by_name_alone(row: Partition, grant: Grant, position: int, end: int | None = None) -> Partition:
     if row.owner is None or row.owner.id != grant.owner.id:
         raise Fenced("not the owner")
     return replace(row, checkpoint=max(position, row.position))
 
 
-def _release_without_flush(row: Partition, grant: Grant, position: int | None, at: float) -> Partition:  # noqa: ARG001
+def _release_without_flush(row: Partition, grant: Grant, position: int | None, at: float) -> Partition:
     ownership.require_mine(row, grant)
     return with_history(replace(row, owner=None, epoch=row.epoch + 1, cause=Cause.RELEASE), at)
 
 
-def _may_claim_anything(row: Partition, me: Owner) -> bool:  # noqa: ARG001
+def _may_claim_anything(row: Partition, me: Owner) -> bool:
     return True
 
 
@@ -88,7 +109,7 @@ def _never_refuses(group: Group, lead: Grant) -> None:
     """The guard of a leader's writes, gone."""
 
 
-def _unknown_is_done(key: str, row: Any, outcome: Outcome) -> Any:  # noqa: ARG001
+def _unknown_is_done(key: str, row: Any, outcome: Outcome) -> Any:
     if outcome.verdict is Verdict.CONFLICT:
         return None
     return Held(row, outcome.version)
@@ -154,11 +175,11 @@ def _commits_what_it_has_only_taken(self: Member, positions: Mapping[int, int | 
     _sound_commit(self, {p: None if position is None else position + 1 for p, position in positions.items()}, now)
 
 
-def _seek_under_the_old_epoch(row: Partition, position: int, end: int | None, at: float) -> Partition:  # noqa: ARG001
+def _seek_under_the_old_epoch(row: Partition, position: int, end: int | None, at: float) -> Partition:
     return replace(row, checkpoint=position, cause=Cause.SEEK)
 
 
-def _force_writes_the_checkpoint_back(row: Partition, owner: Owner, at: float) -> Partition:  # noqa: ARG001
+def _force_writes_the_checkpoint_back(row: Partition, owner: Owner, at: float) -> Partition:
     back = max(0, row.position - 1)
     return with_history(replace(row, owner=None, epoch=row.epoch + 1, checkpoint=back, cause=Cause.FORCED), at)
 
@@ -171,9 +192,13 @@ BUGS = (
     Bug(3, "flush after release", ownership, "release", _release_without_flush, frozenset({"bounded repeats"})),
     Bug(4, "claim before release", ownership, "may_claim", _may_claim_anything,
         frozenset({"single owner"})),
+    Bug(5, "a release that keeps the epoch", ownership, "_pass_to", _frees_under_the_old_epoch,
+        frozenset({"single owner"})),
     Bug(6, "a plan without the leader's epoch", ownership, "require_lead", _never_refuses, frozenset({"single owner"})),
     Bug(7, "unknown is treated as done", runtime_rows, "judge", _unknown_is_done,
         frozenset({"single owner", "bounded repeats", "fenced", "no loss"})),
+    Bug(10, "a commit writes back the owner of a stale row", MemoryStore, "_matches", _matches_if_the_checkpoint_grows,
+        frozenset({"monotone", "single owner", "fenced"})),
     Bug(12, "the checkpoint is read before the claim", Member, "_claim", _starts_at_the_checkpoint_read_before,
         frozenset({"bounded repeats", "order"})),
     Bug(13, "an owner never polls its rows", Member, "_drop_lost", _never_polls, frozenset({"convergence", "no loss"})),
@@ -183,6 +208,8 @@ BUGS = (
         frozenset({"single owner", "order", "bounded repeats"})),
     Bug(16, "no guard by incarnation", ownership, "require_my_life", _never_checks_the_life,
         frozenset({"convergence", "no loss"})),
+    Bug(17, "a forced release without the version", MemoryStore, "_matches", _matches_unless_forced,
+        frozenset({"monotone", "single owner", "fenced"})),
     Bug(18, "a claim without a new epoch", ownership, "claim", _claim_under_the_old_epoch, frozenset({"single owner"})),
     Bug(19, "release before the running work has ended", rebalance, "next_step", _releases_while_handlers_run,
         frozenset({"bounded repeats"})),
@@ -190,11 +217,35 @@ BUGS = (
         frozenset({"no loss"})),
     Bug(26, "a seek that keeps the epoch", ownership, "seek", _seek_under_the_old_epoch,
         frozenset({"monotone", "no loss", "order"})),
-    Bug(27, "a forced release writes an older checkpoint", ownership, "force_release", _force_writes_the_checkpoint_back,
-        frozenset({"monotone"})),
+    Bug(27, "a forced release writes an older checkpoint", ownership, "force_release",
+        _force_writes_the_checkpoint_back, frozenset({"monotone"})),
 )  # fmt: skip
 """Numbers up to 25 are those of the protocol's list of broken variants; the others were found on the way."""
 
 
-def table(most: int = 200) -> list[tuple[Bug, tuple[int, str] | None]]:
-    return [(bug, histories_needed(bug, most)) for bug in BUGS]
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pxrs.testing.planted")
+    parser.add_argument("--bug", type=int, choices=[bug.number for bug in BUGS], help="only this bug")
+    parser.add_argument("--seed", type=int, help="replay this history with the bug planted")
+    parser.add_argument("--most", type=int, default=200, help="how many histories to try for each bug")
+    chosen = parser.parse_args(arguments)
+    bugs = [bug for bug in BUGS if chosen.bug in (None, bug.number)]
+    if chosen.seed is not None:
+        with plant(bugs[0]):
+            return replay(chosen.seed)
+    hidden = 0
+    for bug in bugs:
+        found = histories_needed(bug, chosen.most)
+        print(line(bug, found), flush=True)
+        hidden += found is None
+    return int(hidden > 0)
+
+
+def line(bug: Bug, found: tuple[int, str] | None) -> str:
+    """One line of the table: the bug, the promise that was named, and how many histories it took."""
+    needed, promise = (str(found[0]), found[1]) if found else ("-", "STAYED HIDDEN")
+    return f"{bug.number:3} {bug.title:52} {promise:16} {needed:>4} histories"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

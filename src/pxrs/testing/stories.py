@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
-        return _replay(chosen.seed)
+        return replay(chosen.seed)
     outcomes = run_many(range(chosen.first, chosen.first + chosen.count))
     for outcome in outcomes:
         for violation in outcome.violations[:1]:
@@ -212,7 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(o.violations or o.too_small() for o in outcomes))
 
 
-def _replay(seed: int) -> int:
+def replay(seed: int) -> int:
+    """Run one history and print everything that happened in it."""
     story = Story(seed)
     outcome = story.run()
     for time, kind, facts in story.cluster.events:

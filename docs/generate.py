@@ -1,0 +1,112 @@
+"""Writes the pages that are made from the code: settings, errors, metrics, and the index of decisions.
+
+python docs/generate.py
+
+``tests/test_docs.py`` fails when a page differs from what this would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pxrs import errors, metrics, settings
+
+DOCS = Path(__file__).resolve().parent
+NOTE = "<!-- Made by docs/generate.py. Do not edit. -->\n"
+
+
+class Setting(NamedTuple):
+    """One line of the table: ``section`` is the comment above it in the source."""
+
+    section: str
+    name: str
+    default: Any
+    meaning: str
+
+
+def read_settings() -> Iterator[Setting]:
+    """The fields in the order of the source, with the string below each."""
+    source = inspect.getsource(settings.Settings)
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    lines = source.splitlines()
+    section = ""
+    for node, below in zip(body.body, [*body.body[1:], None], strict=True):
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.value is None:
+            continue
+        above = lines[node.lineno - 2].strip()
+        section = above.removeprefix("# ") if above.startswith("# ") else section
+        yield Setting(section, node.target.id, ast.literal_eval(node.value), _text(below))
+
+
+def _text(node: ast.stmt | None) -> str:
+    match node:
+        case ast.Expr(value=ast.Constant(value=str(text))):
+            return " ".join(text.split())
+    return ""
+
+
+def settings_page() -> str:
+    parts = [NOTE, "# Settings\n", _SETTINGS_HEAD]
+    section = ""
+    for setting in read_settings():
+        if setting.section != section:
+            section = setting.section
+            parts.append(f"\n## {section}\n\n| setting | default | meaning |\n|---|---|---|\n")
+        shown = f"{setting.default:_}" if type(setting.default) is int else repr(setting.default)
+        parts.append(f"| `{setting.name}` | `{shown}` | {setting.meaning} |\n")
+    return "".join(parts)
+
+
+_SETTINGS_HEAD = """
+One frozen object, `pxrs.Settings`. The later wins: defaults, a YAML file (named by `PXRS_SETTINGS`), the environment
+(`PXRS_` and the name in capitals, as in `PXRS_LEASE_MS=2000`), arguments in code. Durations end in `_ms`: milliseconds.
+Unknown names, values of the wrong kind, and settings that contradict each other are refused with `BadSetting`.
+"""
+
+
+def errors_page() -> str:
+    tree = inspect.getdoc(errors) or ""
+    lines = [NOTE, "# Errors\n\n", "Named by what the caller does next. All are in `pxrs.errors`.\n\n"]
+    lines.append(f"```\n{tree.partition(chr(10))[2].strip()}\n```\n\n")
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind):
+            lines.append(f"- **{name}**: {' '.join((kind.__doc__ or '').split())}\n")
+    return "".join(lines)
+
+
+def metrics_page() -> str:
+    lines = [NOTE, "# Metrics\n\nThe names are stable. Prometheus text is served on `metrics_port` when it is set.\n\n"]
+    lines.append("| metric | kind | meaning | labels |\n|---|---|---|---|\n")
+    for metric in metrics.ALL:
+        lines.append(f"| `{metric.name}` | {metric.kind} | {metric.help} | {', '.join(metric.labels)} |\n")
+    return "".join(lines)
+
+
+def decisions_page() -> str:
+    lines = [NOTE, "# Decisions\n\nWhy it is so, and how to see that it still is. Not edited later, only superseded.\n\n"]
+    for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
+        heading = path.read_text(encoding="utf-8").splitlines()[0]
+        title = re.sub(r"^#\s*(\d+[.:]?\s*)?", "", heading)
+        lines.append(f"- [{path.stem[:4]}]({path.name}) {title}\n")
+    return "".join(lines)
+
+
+def pages() -> dict[str, str]:
+    """Path below docs → text."""
+    return {
+        "settings.md": settings_page(),
+        "errors.md": errors_page(),
+        "metrics.md": metrics_page(),
+        "decisions/README.md": decisions_page(),
+    }
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,68 @@
+"""``pxrs consume``: print messages as a member of a group, or run a command for each."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from pxrs.cli import words
+from pxrs.cli.messages import FORMAT_HELP, shape
+from pxrs.cli.options import RegistryUrl, Url, opened
+from pxrs.cli.output import note
+
+if TYPE_CHECKING:
+    from pxrs.runtime.worker import Tally
+
+
+def consume(
+    url: Url,
+    group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The consumer group to join.")],
+    member: Annotated[str | None, typer.Option("--member", metavar="NAME", help="This member's name.")] = None,
+    start: Annotated[
+        str,
+        typer.Option("--from", metavar="PLACE", help="earliest, latest or a time: where there is no checkpoint yet."),
+    ] = "earliest",
+    most: Annotated[int | None, typer.Option("--max", "-n", min=1, metavar="N", help="Stop after N messages.")] = None,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="Stop when all that is there now is processed, by this or others.")
+    ] = False,
+    format: Annotated[str, typer.Option("--format", "-f", help=FORMAT_HELP)] = "value",
+    command: Annotated[
+        str | None,
+        typer.Option("--exec", metavar="CMD", help="Run this for each message, its value on stdin; 0 means done."),
+    ] = None,
+    tries: Annotated[int | None, typer.Option("--tries", min=1, metavar="N", help="How often to try --exec.")] = None,
+    on_failure: Annotated[
+        Literal["dead-letter", "skip", "stop"] | None, typer.Option("--on-failure", help="After the last try.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens in the group.")] = False,
+    registry: RegistryUrl = None,
+) -> None:
+    """Join a group and process messages: print them, or give each to a command.
+
+    Runs until Ctrl-C (a clean leave) unless --max or --until-end ends it. A command that keeps failing sends the
+    message to the dead letters. It finds PXRS_KEY, PXRS_PARTITION and PXRS_OFFSET in its environment.
+    """
+    from pxrs.cli.session import Execute, Print, Session
+
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="pxrs: %(message)s")
+    given: dict[str, Any] = {"tries": tries, "on_failure": on_failure}
+    begin, printing = words.start(start), shape(format)
+    with opened(url, registry) as queue:
+        settings = queue.settings.with_(**{name: value for name, value in given.items() if value is not None})
+        work = Execute(command) if command else Print(printing)
+        session = Session(work, settings.tries, most)
+        consumer = queue.consumer(
+            group, session.handle, member, start=begin, settings=settings,
+            assigned=session.assigned, revoked=session.revoked,
+        )  # fmt: skip
+        session.run(consumer, queue.group(group), queue.ends() if until_end else None)
+        _sum_up(consumer.tally, queue.name, group)
+
+
+def _sum_up(tally: Tally, queue: str, group: str) -> None:
+    kept = f", {tally.dead_lettered} went to the dead letters" if tally.dead_lettered else ""
+    skipped = f", {tally.skipped} were skipped" if tally.skipped else ""
+    note(f"{group} on {queue}: handled {tally.handled - tally.dead_lettered - tally.skipped} messages{kept}{skipped}")

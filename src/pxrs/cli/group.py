@@ -1,0 +1,151 @@
+"""``pxrs group ...`` and ``pxrs member ...``: look at a group, hold it, put members out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pxrs.cli import words
+from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, opened
+from pxrs.cli.output import LAG_EXIT_CODE, note, rendered, show
+from pxrs.views.tables import Table, ranges
+
+if TYPE_CHECKING:
+    from pxrs.runtime.queue import Queue
+    from pxrs.views.group import GroupView
+
+MemberName = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
+
+_COLUMNS = (
+    "GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "EPOCH",
+)  # fmt: skip
+
+
+def list_groups(url: Url, output: Output = "table", registry: RegistryUrl = None) -> None:
+    """The groups of a queue, with their state and lag."""
+    with opened(url, registry) as queue:
+        views = [queue.group(name).describe() for name in queue.groups()]
+    rows = [[view.group, view.state, len(view.members), view.total_lag] for view in views]
+    show(Table(["GROUP", "STATE", "MEMBERS", "TOTAL-LAG"], rows), output)
+
+
+def describe(
+    url: Url,
+    group: GroupName,
+    output: Output = "table",
+    fail_if_lag: Annotated[
+        int | None, typer.Option("--fail-if-lag", min=0, metavar="N", help="Exit code 3 if the lag is above N.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option("--every", metavar="TIME", help="How often, with --watch.")] = "2s",
+    registry: RegistryUrl = None,
+) -> None:
+    """One line for each partition: how far the group is, how far behind, and who works on it."""
+    pause = words.duration(every).total_seconds()
+    with opened(url, registry) as queue:
+        if watch:
+            _watch(queue, group, output, pause)
+            return
+        view = queue.group(group).describe()
+        print(_described(view, output))
+        _note_oddities(view)
+    if fail_if_lag is not None and view.total_lag > fail_if_lag:
+        note(f"the lag of {view.total_lag} is above {fail_if_lag}")
+        raise typer.Exit(LAG_EXIT_CODE)
+
+
+def _watch(queue: Queue, group: str, output: Any, pause: float) -> None:
+    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
+    try:
+        while True:
+            print(clear + _described(queue.group(group).describe(), output), flush=True)
+            time.sleep(pause)
+    except KeyboardInterrupt:
+        return
+
+
+def _described(view: GroupView, output: Any) -> str:
+    hosts = {member.member: member.host for member in view.members}
+    rows = [
+        [view.group, view.queue, p.partition, p.checkpoint, p.end, p.lag, p.owner, hosts.get(p.owner or ""), p.epoch]
+        for p in view
+    ]
+    header = {
+        "GROUP": view.group,
+        "STATE": view.state,
+        "MEMBERS": len(view.members),
+        "IDLE": view.idle,
+        "PAUSED": ranges([line.partition for line in view if line.paused]),
+        "LEADER": view.leader,
+        "ASSIGNOR": view.assignor,
+        "GENERATION": view.generation,
+        "REASON": view.reason,
+        "TOTAL-LAG": view.total_lag,
+    }
+    return rendered(Table(_COLUMNS, rows), output, header, "partitions")
+
+
+def _note_oddities(view: GroupView) -> None:
+    if view.state == "Empty":
+        note(f"group {view.group!r} has no members")
+    elif view.state == "Rebalancing":
+        note(f"group {view.group!r} is rebalancing")
+
+
+def members(url: Url, group: GroupName, output: Output = "table", registry: RegistryUrl = None) -> None:
+    """The members of a group, and what each works on."""
+    columns = ["GROUP", "CONSUMER-ID", "HOST", "PID", "ENGINE", "STATE", "#PARTITIONS", "ASSIGNMENT", "LEADER"]
+    with opened(url, registry) as queue:
+        found = queue.group(group).members()
+    rows = [
+        [group, m.member, m.host, m.pid, m.engine, "idle" if m.idle else m.state, len(m.partitions),
+         ranges(m.partitions), m.leader]
+        for m in found
+    ]  # fmt: skip
+    show(Table(columns, rows), output)
+
+
+def pause(url: Url, group: GroupName, partitions: Partitions = None, registry: RegistryUrl = None) -> None:
+    """Hold a group, or some of its partitions, where it is. Owners keep them, and take nothing."""
+    with opened(url, registry) as queue:
+        handle = queue.group(group)
+        handle.registry.group()
+        handle.pause(partitions)
+    print(f"paused {_which(partitions)} of {group!r}; go on with `pxrs group resume`")
+
+
+def resume(url: Url, group: GroupName, partitions: Partitions = None, registry: RegistryUrl = None) -> None:
+    """Let a paused group, or some of its partitions, go on."""
+    with opened(url, registry) as queue:
+        handle = queue.group(group)
+        handle.registry.group()
+        handle.resume(partitions)
+    print(f"resumed {_which(partitions)} of {group!r}")
+
+
+def delete(url: Url, group: GroupName, registry: RegistryUrl = None) -> None:
+    """Forget a group and its checkpoints. Refused while it has members."""
+    with opened(url, registry) as queue:
+        queue.group(group).delete()
+    print(f"deleted group {group!r}")
+
+
+def evict(url: Url, group: GroupName, member: MemberName, registry: RegistryUrl = None) -> None:
+    """Put a member out at once: its process is fenced and stops, its partitions go to others."""
+    with opened(url, registry) as queue:
+        queue.group(group).evict(member)
+    print(f"evicted {member!r} from {group!r}")
+
+
+def drain(url: Url, group: GroupName, member: MemberName, registry: RegistryUrl = None) -> None:
+    """Ask a member to leave cleanly: it finishes what runs, commits, and hands over."""
+    with opened(url, registry) as queue:
+        queue.group(group).drain(member)
+    print(f"asked {member!r} to leave {group!r}")
+
+
+def _which(partitions: list[int] | None) -> str:
+    return f"partitions {ranges(sorted(partitions))}" if partitions else "all partitions"

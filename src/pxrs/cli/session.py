@@ -1,0 +1,162 @@
+"""What ``pxrs consume`` does with each message, and when it stops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pxrs.cli.messages import Shape
+
+if TYPE_CHECKING:
+    from pxrs.model import Message
+    from pxrs.runtime.consumer import Consumer
+    from pxrs.runtime.delivery import Context
+    from pxrs.runtime.group import GroupHandle
+
+_LOOK_SECONDS = 0.2
+_ENDING = ("stopping", "stopped", "fenced")
+_CAUSE_LENGTH = 500
+
+
+class CommandFailed(Exception):
+    """The command of ``--exec`` did not end with 0."""
+
+
+class Print:
+    """Writes each message as one line."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        line = self._shape(message) + b"\n"
+        with self._lock:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()  # a message counts as processed when it is out, not when it is buffered
+
+
+class Execute:
+    """Runs a shell command for each message."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __call__(self, message: Message) -> None:
+        place = {"PXRS_PARTITION": str(message.partition), "PXRS_OFFSET": str(message.offset)}
+        key = {} if message.key is None else {"PXRS_KEY": message.key.decode(errors="surrogateescape")}
+        ended = subprocess.run(
+            self._command, shell=True, input=message.value, stderr=subprocess.PIPE, env=os.environ | place | key
+        )
+        sys.stderr.buffer.write(ended.stderr)
+        sys.stderr.buffer.flush()
+        if ended.returncode != 0:
+            said = ended.stderr.decode(errors="replace").strip()[-_CAUSE_LENGTH:]
+            raise CommandFailed(f"{self._command!r} ended with {ended.returncode}" + (f": {said}" if said else ""))
+
+
+class Session:
+    """Counts what was taken and what is finished, and ends the consumer when it is enough."""
+
+    def __init__(self, work: Callable[[Message], None], tries: int, most: int | None) -> None:
+        self._work = work
+        self._tries = tries
+        self._most = most
+        self._taken = 0
+        self._finished = 0
+        self._running: set[int] = set()
+        self._positions: dict[int, int] = {}
+        self._over = False
+        self._consumer: Consumer | None = None
+        self._changed = threading.Condition()
+
+    # ---- called by the partitions' threads ---------------------------------------------------------------------
+
+    def handle(self, message: Message, context: Context) -> None:
+        if message.partition not in self._running:
+            self._take(message.partition)
+        try:
+            self._work(message)
+        except BrokenPipeError:
+            self._end()
+            raise SystemExit from None
+        except Exception:
+            if context.attempt >= self._tries:  # the failure policy takes care of it: nobody will see it again
+                self._finish(message)
+            raise
+        self._finish(message)
+
+    def assigned(self, partition: int, checkpoint: int) -> None:
+        with self._changed:
+            self._positions[partition] = checkpoint
+            self._changed.notify_all()
+
+    def revoked(self, partition: int) -> None:
+        with self._changed:
+            self._positions.pop(partition, None)
+            if partition in self._running:  # it was taken away between two tries
+                self._running.discard(partition)
+                self._taken -= 1
+            self._changed.notify_all()
+
+    def _take(self, partition: int) -> None:
+        """One of the messages that --max allows. When all are taken, wait whether one of them is given back.
+
+        SystemExit ends this partition's thread where it stands: its message is not done, and stays for others.
+        """
+        with self._changed:
+            while self._most is not None and self._taken >= self._most and not self._is_ending():
+                self._changed.wait(_LOOK_SECONDS)
+            if self._is_ending():
+                raise SystemExit
+            self._taken += 1
+            self._running.add(partition)
+
+    def _finish(self, message: Message) -> None:
+        with self._changed:
+            self._finished += 1
+            self._running.discard(message.partition)
+            self._positions[message.partition] = message.offset + 1
+            self._over = self._over or self._finished == self._most
+            self._changed.notify_all()
+
+    def _is_ending(self) -> bool:
+        return self._over or (self._consumer is not None and self._consumer.state in _ENDING)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    # ---- called by the command -----------------------------------------------------------------------------------
+
+    def run(self, consumer: Consumer, group: GroupHandle, ends: Mapping[int, int] | None) -> None:
+        """Until a signal, an error, enough messages, or the end that ``ends`` describes."""
+        self._consumer = consumer
+        watcher = threading.Thread(target=self._watch, args=(consumer, group, ends), daemon=True)
+        watcher.start()
+        try:
+            consumer.run()
+        finally:
+            self._end()
+            watcher.join()
+
+    def _watch(self, consumer: Consumer, group: GroupHandle, ends: Mapping[int, int] | None) -> None:
+        while not self._over and not (ends is not None and self._is_through(group, ends)):
+            with self._changed:
+                if not self._over:
+                    self._changed.wait(_LOOK_SECONDS)
+        consumer.stop()
+
+    def _is_through(self, group: GroupHandle, ends: Mapping[int, int]) -> bool:
+        """Whether every partition has reached its end: here, or by the checkpoint of another member."""
+        here = dict(self._positions)
+        left = [p for p, end in ends.items() if here.get(p, -1) < end]
+        if any(p in here for p in left):
+            return False
+        rows = group.registry.read_partitions(left).values() if left else []
+        return all(held.row is not None and held.row.position >= ends[held.row.number] for held in rows)
