@@ -81,15 +81,16 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    lines = [NOTE, "# Metrics\n\nThe names are stable. Prometheus text is served on `metrics_port` when it is set.\n\n"]
-    lines.append("| metric | kind | meaning | labels |\n|---|---|---|---|\n")
-    for metric in metrics.ALL:
-        lines.append(f"| `{metric.name}` | {metric.kind} | {metric.help} | {', '.join(metric.labels)} |\n")
-    return "".join(lines)
+    head = "The names are stable. Prometheus text is served on `metrics_port` when it is set."
+    rows = [f"| `{m.name}` | {m.kind} | {m.help} | {', '.join(m.labels)} |\n" for m in metrics.ALL]
+    return "".join([NOTE, f"# Metrics\n\n{head}\n\n| metric | kind | meaning | labels |\n|---|---|---|---|\n", *rows])
 
 
 def decisions_page() -> str:
-    lines = [NOTE, "# Decisions\n\nWhy it is so, and how to see that it still is. Not edited later, only superseded.\n\n"]
+    lines = [
+        NOTE,
+        "# Decisions\n\nWhy it is so, and how to see that it still is. Not edited later, only superseded.\n\n",
+    ]
     for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         heading = path.read_text(encoding="utf-8").splitlines()[0]
         title = re.sub(r"^#\s*(\d+[.:]?\s*)?", "", heading)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pxrs.cli import sources
-from pxrs.cli.options import HashName, PartitionCount, ReduceName, RegistryUrl, Url, opened
+from pxrs.cli.options import HashName, PartitionCount, ReduceName, RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import progress
 from pxrs.cli.sources import Reading
 from pxrs.errors import Refused
@@ -53,7 +53,7 @@ def import_(
     from number N (counted from 0) on.
     """
     if (from_checkpoint is None) != (group is None):
-        raise typer.BadParameter("--from-checkpoint and --group belong together")
+        raise WrongUsage("--from-checkpoint and --group belong together")
     _check_source(source, format, from_checkpoint, key_separator)
     reading = None if format in ("arrow", "parquet") else Reading(format == "json", None, key_field, key_separator)
 
@@ -62,8 +62,8 @@ def import_(
             return sources.tables(source, format, key_field)
         return sources.packed(sources.entries([source], reading))
 
-    if from_checkpoint is not None:
-        _check_count(tables(), from_checkpoint)
+    if source != sources.STDIN:
+        _check_all(tables(), from_checkpoint or 0)
     with opened(url, registry, create=True, partitions=partitions, hash=hash, reduce=reduce) as queue:
         if group is not None:
             _check_new(queue, group)
@@ -79,14 +79,14 @@ def import_(
 def _check_source(source: str, format: str, from_checkpoint: int | None, key_separator: str | None) -> None:
     if source == sources.STDIN:
         if from_checkpoint is not None or format in ("arrow", "parquet"):
-            raise Refused("stdin can be read once and in order only: this needs a file")
+            raise WrongUsage("stdin can be read once and in order only: this needs a file")
         return
     if key_separator is not None and format != "lines":
-        raise Refused("--key-separator splits lines: use --key-field with the other formats")
+        raise WrongUsage("--key-separator splits lines: use --key-field with the other formats")
     sources.check_readable([source])
 
 
-def _check_count(tables: Iterable[Any], checkpoint: int) -> None:
+def _check_all(tables: Iterable[Any], checkpoint: int) -> None:
     """Read it all once before anything is written: a wrong checkpoint or a bad line must leave nothing behind."""
     count = sum(table.num_rows for table in tables)
     if checkpoint > count:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,7 +25,7 @@ def init(
 
     On a queue that is there already it changes nothing, and fails if that one was created with other values.
     """
-    wishes = {"partitions": partitions, "hash": hash, "reduce": reduce}
+    wishes: dict[str, Any] = {"partitions": partitions, "hash": hash, "reduce": reduce}
     try:
         with opened(url, registry, **wishes) as queue:
             print(f"queue {_summary(queue)} was there already")

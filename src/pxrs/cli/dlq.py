@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pxrs.cli.messages import printable, shortened
-from pxrs.cli.options import GroupName, Output, RegistryUrl, Url, opened
+from pxrs.cli.options import GroupName, Output, RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import note, show
 from pxrs.cli.words import timestamp
 from pxrs.errors import NotFound, Refused
@@ -70,14 +70,14 @@ def show_letter(
 def retry(
     url: Url,
     group: GroupName,
-    numbers: Annotated[list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Which ones.")] = None,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="Which ones.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that were not sent again yet.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
     registry: RegistryUrl = None,
 ) -> None:
     """Send dead letters again, to the end of the queue: every group of the queue will see them."""
     if bool(numbers) == everything:
-        raise typer.BadParameter("name some numbers, or say --all")
+        raise WrongUsage("name some numbers, or say --all")
     with opened(url, registry) as queue:
         letters = _letters(queue, group)
         chosen = letters if everything else [_pick(letters, number, group) for number in sorted(set(numbers or []))]

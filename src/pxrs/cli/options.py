@@ -33,6 +33,13 @@ HashName = Annotated[str | None, typer.Option("--hash", help="How keys are hashe
 ReduceName = Annotated[str | None, typer.Option("--reduce", help="From hash to partition. Default: pmod.")]
 
 
+class WrongUsage(typer.BadParameter):
+    """The options contradict each other, or one is missing: exit code 2."""
+
+    def format_message(self) -> str:
+        return self.message
+
+
 class QueueCommand(TyperCommand):
     """A command whose first argument is a queue. If it is left out, PXRS_URL stands in for it."""
 

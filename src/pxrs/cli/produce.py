@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pxrs.cli import sources
-from pxrs.cli.options import RegistryUrl, Url, opened
+from pxrs.cli.options import RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import progress, show
 from pxrs.cli.sources import Entry, Reading
 from pxrs.errors import PxrsError, Refused
@@ -23,7 +23,7 @@ _COUNT_EVERY = 10_000
 
 def produce(
     url: Url,
-    files: Annotated[list[str] | None, typer.Argument(metavar="[FILE]...", help="Default, and '-': stdin.")] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Default, and '-': stdin.")] = None,
     format: Annotated[Literal["lines", "json"], typer.Option("--format", "-f", help="What a line is.")] = "lines",
     key: Annotated[str | None, typer.Option("--key", "-k", help="One key for all messages.")] = None,
     key_field: Annotated[
@@ -46,7 +46,7 @@ def produce(
     paths = files or []
     reading = Reading(format == "json", key, key_field, key_separator)
     if whole and (not paths or sources.STDIN in paths or key_field or key_separator):
-        raise Refused("--files sends whole files: name them, and give no --key-field and no --key-separator")
+        raise WrongUsage("--files sends whole files: name them, and give no --key-field and no --key-separator")
     headers = _headers(header or [])
     with opened(url, registry) as queue:
         size = sources.total_size(paths)
@@ -62,7 +62,7 @@ def produce(
 def _headers(pairs: list[str]) -> dict[str, bytes] | None:
     for pair in pairs:
         if "=" not in pair:
-            raise Refused(f"--header {pair!r}: write NAME=VALUE")
+            raise WrongUsage(f"--header {pair!r}: write NAME=VALUE")
     return {name: value.encode() for name, _, value in (pair.partition("=") for pair in pairs)} or None
 
 

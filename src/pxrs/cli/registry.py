@@ -39,7 +39,7 @@ def _as_json(value: bytes) -> dict[str, str]:
 
 def load(
     url: Url,
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="What dump has printed; '-' is stdin.")] = "-",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What dump has printed; '-' is stdin.")] = "-",
     force: Annotated[bool, typer.Option("--force", help="Overwrite rows that differ.")] = False,
     registry: RegistryUrl = None,
 ) -> None:

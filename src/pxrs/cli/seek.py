@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pxrs.cli import words
-from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, opened
+from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import note, show
 from pxrs.errors import NotFound, Refused
 from pxrs.views.tables import Table
@@ -70,7 +70,7 @@ def _place(
     given += [] if by_duration is None else [words.ago(words.duration(by_duration))]
     given += [] if shift_by is None else [shift_by]
     if len(given) != 1:
-        raise typer.BadParameter(
+        raise WrongUsage(
             "say once where to: --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration or --shift-by"
         )
     return given[0]

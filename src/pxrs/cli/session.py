@@ -56,7 +56,7 @@ class Execute:
         sys.stderr.buffer.flush()
         if ended.returncode != 0:
             said = ended.stderr.decode(errors="replace").strip()[-_CAUSE_LENGTH:]
-            raise CommandFailed(f"{self._command!r} ended with {ended.returncode}" + (f": {said}" if said else ""))
+            raise CommandFailed(f"exit code {ended.returncode}" + (f": {said}" if said else "") + f" ({self._command})")
 
 
 class Session:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
 
+from pxrs.cli.options import WrongUsage
 from pxrs.errors import Refused
 
 STDIN = "-"
@@ -34,11 +35,11 @@ class Reading:
 
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.key, self.key_field, self.key_separator)) > 1:
-            raise Refused("a key comes from one place: --key, --key-field or --key-separator")
+            raise WrongUsage("a key comes from one place: --key, --key-field or --key-separator")
         if self.key_field is not None and not self.json:
-            raise Refused("--key-field names a field of JSON messages: add --format json")
+            raise WrongUsage("--key-field names a field of JSON messages: add --format json")
         if self.key_separator == "":
-            raise Refused("--key-separator must not be empty")
+            raise WrongUsage("--key-separator must not be empty")
 
     def entry(self, line: bytes, where: str) -> Entry | None:
         """The message of one line; None for an empty line between JSON documents."""
@@ -114,8 +115,7 @@ def _open(path: str) -> Iterator[IO[bytes]]:
         yield sys.stdin.buffer
         return
     try:
-        file = open(path, "rb")
-        file.peek(1)  # a directory opens, but does not read
+        file = open(path, "rb")  # noqa: SIM115 - closed below; only the opening is guarded here
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from error
     with file:
@@ -177,9 +177,9 @@ def _as_messages(table: Any, key_field: str | None, where: str) -> Any:
             found = found.append_column("key", pa.array(keys, pa.string()))
         return found if "key" in found.column_names else found.append_column("key", pa.nulls(len(table), pa.binary()))
     rows = table.to_pylist()
-    keys = [None if key_field is None else field_of(row, key_field, where) for row in rows]
+    found_keys = [None if key_field is None else field_of(row, key_field, where) for row in rows]
     values = [json.dumps(row, default=str).encode() for row in rows]
-    return pa.table({"key": pa.array(keys, pa.string()), "value": pa.array(values, pa.binary())})
+    return pa.table({"key": pa.array(found_keys, pa.string()), "value": pa.array(values, pa.binary())})
 
 
 def packed(found: Iterator[Entry], rows: int = 10_000) -> Iterator[Any]:

@@ -26,7 +26,7 @@ def moment(text: str) -> datetime:
     except ValueError:
         raise Refused(f"{text!r} is no time: write it as 2026-01-31T12:00:00Z") from None
     if found.tzinfo is None:
-        raise Refused(f"{text!r} has no time zone: write {text}Z for UTC, or {text}+02:00")
+        raise Refused(f"{text!r} has no time zone: write {found.isoformat()}Z for UTC, or {found.isoformat()}+02:00")
     return found
 
 

@@ -20,7 +20,8 @@ from pxrs.errors import Closed, PxrsError, Unavailable
 from pxrs.runtime.member import Member
 from pxrs.runtime.meter import Meter
 from pxrs.runtime.registry import Registry
-from pxrs.runtime.worker import Job, Tally, Workforce
+from pxrs.runtime.worker import Job, Tally
+from pxrs.runtime.workforce import Workforce
 
 logger = logging.getLogger("pxrs.consumer")
 
@@ -110,6 +111,7 @@ class Consumer:
         self._loop.wake()
         if self._loop.thread.ident is not None and threading.current_thread() is not self._loop.thread:
             self._loop.thread.join(10)
+        self._workforce.halt()  # again: the loop may have started a worker meanwhile
         self._finish()
 
     def wait(self, timeout: float | None = None) -> bool:

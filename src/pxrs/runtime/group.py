@@ -10,6 +10,7 @@ from pxrs.clock import Clock
 from pxrs.errors import NotFound, PxrsError, Refused
 from pxrs.logs.base import Log
 from pxrs.model import Partition, Tenure
+from pxrs.rules.ownership import check_position
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.registry import Changed, Registry
@@ -109,7 +110,8 @@ class GroupHandle:
             if place not in ("earliest", "latest"):
                 raise Refused(f"seek to {place!r}: an offset, 'earliest', 'latest' or a datetime")
             return start if place == "earliest" else end
-        if type(place) is int and not start <= place <= end:
+        check_position(partition, place)
+        if not start <= place <= end:
             raise Refused(f"partition {partition}: {place} is outside the log, which holds {start} to {end}")
         return place
 

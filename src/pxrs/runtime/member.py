@@ -10,63 +10,24 @@ A handle is born in one way only: from the success of this process's own claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Protocol
 
 from pxrs.clock import Clock
 from pxrs.errors import Conflict, DuplicateMember, Fenced, PxrsError, Unavailable, Unknown, WentBack
-from pxrs.model import Grant, Group, MemberRow, MemberState, Owner, Partition
-from pxrs.rules import ownership, rebalance
+from pxrs.model import Grant, Group, MemberRow, Owner, Partition
+from pxrs.rules import rebalance
 from pxrs.rules.commits import CommitPolicy
 from pxrs.rules.rebalance import Mode, Step
 from pxrs.rules.targets import Target
 from pxrs.runtime.coordinator import Coordinator
+from pxrs.runtime.pulse import Pulse
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report
 from pxrs.runtime.rows import Held
+from pxrs.runtime.work import Handle, Work
 from pxrs.settings import Settings
 
 FOLLOW_SECONDS = 0.05
 """How often a leader looks at the rows while a rebalance is under way: claims do not ring."""
-
-
-class Work(Protocol):
-    """Those who process the partitions. Every call returns at once."""
-
-    def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
-        """Begin at the checkpoint (None: there is none yet)."""
-
-    def position(self, partition: int) -> int | None:
-        """The next offset: everything below it is finished. None as long as the start is not known."""
-
-    def drain(self, partition: int) -> None:
-        """Take nothing more; finish what runs."""
-
-    def drained(self, partition: int) -> bool:
-        """Whether everything that was taken is finished."""
-
-    def stop(self, partition: int, lost: bool) -> None:
-        """The partition is gone: handed over, or (``lost``) taken away, in which case nothing more counts."""
-
-    def pause(self, partition: int, paused: bool) -> None: ...
-
-    def extend(self, until: float) -> None:
-        """Work may go on until this monotonic time; after it nothing may be taken before a new extension."""
-
-    def is_stalled(self, now: float) -> bool:
-        """Whether a handler has made no progress for longer than the limit."""
-
-
-@dataclass(slots=True)
-class Handle:
-    """A partition in this member's hands. ``held`` is the row as last written here; None: read before writing."""
-
-    grant: Grant
-    held: Held[Partition] | None
-    committed: int | None
-    committed_at: float
-    mode: Mode = Mode.ACTIVE
-    paused: bool = False
 
 
 class Member:
@@ -90,24 +51,19 @@ class Member:
         self.idle = True
         self._registry = registry
         self._work = work
-        self._row = row
+        self._pulse = Pulse(registry, work, row, settings, report)
         self._settings = settings
         self._clock = clock
         self._report = report
         self._policy = CommitPolicy(settings.commit_every, settings.commit_interval_ms / 1000)
-        self._registered: Held[MemberRow] | None = None
-        self._joined = False
         self._group: Group | None = None
         self._target: Target | None = None
         self._doubtful: set[int] = set()
         self._leaving_since: float | None = None
-        self._leave_announced = False
         self._polled = True
         self._looked = False
         self._next_poll = 0.0
         self._next_watch = 0.0
-        self._next_beat = 0.0
-        self._alive_until = 0.0
 
     # ---- what others call -----------------------------------------------------------------------------------
 
@@ -127,7 +83,7 @@ class Member:
 
     @property
     def joined(self) -> bool:
-        return self._joined
+        return self._pulse.joined
 
     @property
     def poll_seconds(self) -> float:
@@ -135,7 +91,7 @@ class Member:
 
     def beat_age(self, now: float) -> float:
         """Seconds since the registry confirmed the last beat."""
-        return now - (self._alive_until - self._settings.stop_taking_ms / 1000) if self._joined else 0.0
+        return now - self._pulse.confirmed_at if self.joined else 0.0
 
     @property
     def finished(self) -> bool:
@@ -156,51 +112,19 @@ class Member:
                 self._give_up(error)
         if problem is not None:
             self._report("troubled", {"member": self.me.id, "error": str(problem)})
+            self._leave_anyway(now)
             return now + self._settings.beat_ms / 4000
         return self._next_round(now)
 
     # ---- staying alive ----------------------------------------------------------------------------------------
 
     def _keep_alive(self, now: float) -> None:
-        if not self._joined:
-            self._join(now)
-        elif now >= self._next_beat:
-            self._beat(now)
+        self._pulse.keep(now)
+        self._obey(self._pulse.asked_to_leave)
 
-    def _join(self, now: float) -> None:
-        self._registered = self._registry.register(self._row)
-        self._joined = True
-        self._confirmed(now)
-        self._report("joined", {"member": self.me.id, "inc": self.me.inc})
-
-    def _beat(self, now: float) -> None:
-        known, self._registered = self._registered, None
-        self._registered = self._registry.beat(self._row, known)
-        self._confirmed(now)
-        self._follow_own_row(self._registered.row)
-        self._show_state(now)
-
-    def _confirmed(self, sent: float) -> None:
-        """Counted from when the beat was sent: others can only have seen it later."""
-        self._next_beat = sent + self._settings.beat_ms / 1000
-        self._alive_until = sent + self._settings.stop_taking_ms / 1000
-        self._work.extend(self._alive_until)
-
-    def _follow_own_row(self, row: MemberRow | None) -> None:
-        """An operator may have asked this member to leave, by a word in its row."""
-        if row is not None and row.state is MemberState.LEAVING and not self._leave_announced:
-            self._leave_announced = True
+    def _obey(self, asked_to_leave: bool) -> None:
+        if asked_to_leave:
             self.leave()
-
-    def _show_state(self, now: float) -> None:
-        """Alive is not working: a member without progress says so, and the leader plans without it."""
-        state = MemberState.STALLED if self._work.is_stalled(now) else MemberState.ACTIVE
-        row = self._registered.row if self._registered else None
-        if row is None or row.state in (state, MemberState.LEAVING):
-            return
-        self._row = replace(self._row, state=state)
-        self._registered = self._registry.set_state(self.me, state)
-        self._report(state.value, {"member": self.me.id})
 
     def _give_up(self, error: PxrsError) -> None:
         """This life is over: stop everything, flush nothing, release nothing, and do not come back by itself."""
@@ -236,10 +160,7 @@ class Member:
             raise WentBack(f"group {self._registry.group_name!r} has vanished: the registry store was wiped")
         if self._group is not None and group.generation < self._group.generation:
             raise WentBack(f"group {self._registry.group_name!r} went back to generation {group.generation}")
-        own = self._registry.member(self.me.id).row
-        if own is not None:
-            ownership.require_my_life(own, self.me)
-        self._follow_own_row(own)
+        self._obey(self._pulse.look(self._registry.member(self.me.id).row))
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)
         self._polled = self._polled or (group.target is not None and self._target is None)
@@ -329,12 +250,14 @@ class Member:
                 self._doubtful.discard(number)
 
     def _claim(self, numbers: list[int], rows: Mapping[int, Held[Partition]], now: float) -> None:
-        if not numbers or self._clock.monotonic() >= self._alive_until:
+        if not numbers or self._clock.monotonic() >= self._pulse.alive_until:
             return
         for number, result in self._registry.claim(numbers, self.me, {n: rows[n] for n in numbers}).items():
-            if isinstance(result, Held):
+            in_time = self._clock.monotonic() < self._pulse.alive_until
+            if isinstance(result, Held) and in_time:
                 self._start(number, result, now)
-            elif isinstance(result, Unknown):
+            elif isinstance(result, Held | Unknown):
+                # No answer, or one that came after the lease: no handle. The row is looked at and claimed again.
                 self._doubtful.add(number)
                 self._polled = True
 
@@ -366,8 +289,9 @@ class Member:
         if position is None or handle.mode is Mode.RELEASING:
             return False
         if handle.committed is None:
-            # A start that was chosen ("latest", a time) must be written down before a crash could lose it.
-            return position > 0
+            # A start that was chosen ("latest", a time) must be written down before a crash could lose it,
+            # also where it is 0: "latest" would be somewhere else next time.
+            return True
         return self._policy.due(position - handle.committed, now - handle.committed_at)
 
     def commit(self, positions: Mapping[int, int | None], now: float) -> None:
@@ -409,9 +333,7 @@ class Member:
     def _finish_leaving(self, now: float) -> None:
         if self._leaving_since is None:
             return
-        if not self._leave_announced:
-            self._leave_announced = True
-            self._registry.set_state(self.me, MemberState.LEAVING)
+        self._pulse.announce_leaving()
         if self.handles and now - self._leaving_since < self._settings.drain_ms / 1000:
             return
         self._abandon_rest()
@@ -420,6 +342,15 @@ class Member:
         self._registry.deregister(self.me)
         self.gone = True
         self._report("left", {"member": self.me.id})
+
+    def _leave_anyway(self, now: float) -> None:
+        """A registry that does not answer must not hold a leaver for ever: it goes, and its lease runs out."""
+        patience = (self._settings.drain_ms + self._settings.lease_ms) / 1000
+        if self._leaving_since is not None and now - self._leaving_since > patience:
+            for number in list(self.handles):
+                self._drop(number, lost=True)
+            self.gone = True
+            self._report("left", {"member": self.me.id})
 
     def _abandon_rest(self) -> None:
         """Handlers that did not end in time lose their partitions: what they still do does not count."""
@@ -431,12 +362,13 @@ class Member:
     def _next_round(self, now: float) -> float:
         if self._polled or self.finished:
             return now
-        times = [self._next_beat, self._next_poll, self._next_watch]
+        times = [self._pulse.next_beat, self._next_poll, self._next_watch]
         if self._leaving_since is not None:
             times.append(self._leaving_since + self._settings.drain_ms / 1000)
         if self.coordinator.is_busy:
             times.append(now + FOLLOW_SECONDS)
-        for number, handle in self.handles.items():
-            if self._work.position(number) != handle.committed and handle.mode is not Mode.RELEASING:
-                times.append(handle.committed_at + self._policy.seconds)
+        times += [h.committed_at + self._policy.seconds for p, h in self.handles.items() if self._has_news(p, h)]
         return max(now, min(times))
+
+    def _has_news(self, number: int, handle: Handle) -> bool:
+        return handle.mode is not Mode.RELEASING and self._work.position(number) != handle.committed

@@ -13,7 +13,7 @@ from pxrs.logs.base import Log
 from pxrs.metrics import Metric, Sample
 from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.member import Member
-from pxrs.runtime.worker import Workforce
+from pxrs.runtime.workforce import Workforce
 
 _COUNTED: dict[str, Metric] = {
     "settled": metrics.REBALANCES,

@@ -28,7 +28,8 @@ from pxrs.runtime.meter import Meter, serve
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
-from pxrs.runtime.worker import Job, Workforce
+from pxrs.runtime.worker import Job
+from pxrs.runtime.workforce import Workforce
 from pxrs.settings import Settings
 from pxrs.stores.base import Guarantee, Store
 
@@ -154,7 +155,7 @@ class Queue:
         """
         self._check_open()
         settings = settings or self.settings
-        name = check_name("member", member or f"{_short_host()}-{os.getpid()}-{secrets.token_hex(3)}")
+        name = check_name("member", _random_member() if member is None else member)
         registry = self._registry(group, name, settings)
         registry.initialize(self.partitions, self.log.identity.hash, self.log.identity.reduce, self._assignor)
         workforce = Workforce(self._job(registry, handler, deliver, start, assigned, revoked, name, settings))
@@ -181,11 +182,11 @@ class Queue:
     def subscribe(self, offsets: Mapping[int, int], handler: Handler, deliver: Deliver = "message") -> Subscription:
         """Process given partitions from given offsets on, outside any group."""
         self._check_open()
-        GroupHandle(self._registry("manual", "manual", self.settings), self.log, self._clock).resolve(offsets)
         registry = self._registry("manual", "manual", self.settings)
+        begin = GroupHandle(registry, self.log, self._clock).resolve(offsets)
         workforce = Workforce(self._job(registry, handler, deliver, "earliest", None, None, "manual", self.settings))
         subscription = Subscription(workforce)
-        for partition, offset in sorted(offsets.items()):
+        for partition, offset in sorted(begin.items()):
             workforce.start(Grant(partition, Owner("manual", "manual"), 0), offset, paused=False)
         self._subscriptions.append(subscription)
         return subscription
@@ -248,7 +249,7 @@ class Queue:
     ) -> Job:
         delivery.check_deliver(deliver)
         group = GroupHandle(registry, self.log, self._clock)
-        group.resolve(dict.fromkeys(range(1), start))
+        group.resolve({0: start})  # a bad start is refused here, not later in a thread
         called = delivery.taking(handler, 2)
         assert called is not None
         return Job(
@@ -269,6 +270,10 @@ class Queue:
 
 def _nonce() -> str:
     return secrets.token_hex(16)
+
+
+def _random_member() -> str:
+    return f"{_short_host()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def _short_host() -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -117,9 +117,9 @@ class Worker:
             self._loop()
         except PxrsError as error:
             self._job.fail(error)
-        except (
-            Exception
-        ) as error:  # whatever a callback or a driver raises must stop this consumer, not hide in a thread
+        except BaseException as error:
+            # Whatever a handler, a callback or a driver raises must stop this consumer, not hide in a thread: a
+            # partition whose thread has ended (sys.exit in a handler) would stay owned, with nobody working on it.
             logger.exception("partition %d stopped", self.grant.partition)
             self._job.fail(HandlerFailed(f"partition {self.grant.partition}: {error!r}"))
         finally:
@@ -239,7 +239,7 @@ class Worker:
         """One bad message must not take its neighbours with it: the pack is handed over in single messages."""
         logger.warning("handler failed on %d messages, trying them one by one: %r", parcel.end - parcel.start, error)
         for single in delivery.singles(batch, parcel, self.grant.partition, self._job.deliver):
-            if self._halt:
+            if not self._may_take():
                 return False
             found = self._try_again(single, 1)
             if found is not None and not self._rescue(batch, single, found):
@@ -264,7 +264,11 @@ class Worker:
         while not self._halt and (left := deadline - self._job.clock.monotonic()) > 0:
             self._bell.wait(left)
             self._bell.clear()
-        return not self._halt
+        return self._may_take()
+
+    def _may_take(self) -> bool:
+        """Also a retry is work: none may begin once others could have taken the partition over."""
+        return not (self._halt or self._paused or self._job.clock.monotonic() >= self._job.alive_until)
 
     def _settle(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception, tries: int) -> bool:
         policy, where = self._job.settings.on_failure, f"partition {self.grant.partition} offset {parcel.start}"
@@ -284,66 +288,3 @@ class Worker:
         self.tally.dead_lettered += 1
         logger.error("dead-lettered %s after %d tries: %r", where, tries, error)
         return True
-
-
-class Workforce:
-    """All workers of one consumer: the ``Work`` that a member drives."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.workers: dict[int, Worker] = {}
-        self._leaving: list[Worker] = []
-        self._past = Tally()
-
-    def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
-        worker = Worker(self.job, grant, checkpoint, paused)
-        self.workers[grant.partition] = worker
-        worker.begin()
-
-    def position(self, partition: int) -> int | None:
-        return self.workers[partition].position
-
-    def drain(self, partition: int) -> None:
-        self.workers[partition].drain()
-
-    def drained(self, partition: int) -> bool:
-        return self.workers[partition].finished
-
-    def stop(self, partition: int, lost: bool) -> None:
-        worker = self.workers.pop(partition)
-        if lost:
-            worker.lose()
-        for ended in [w for w in self._leaving if w.finished]:
-            self._past.add(ended.tally)
-            self._leaving.remove(ended)
-        self._leaving.append(worker)
-
-    def tally(self) -> Tally:
-        """What all workers have done, those of partitions that went away included."""
-        total = replace(self._past)
-        for worker in self._all():
-            total.add(worker.tally)
-        return total
-
-    def pause(self, partition: int, paused: bool) -> None:
-        self.workers[partition].pause(paused)
-
-    def extend(self, until: float) -> None:
-        late = self.job.clock.monotonic() >= self.job.alive_until
-        self.job.alive_until = until
-        if late:
-            for worker in self.workers.values():
-                worker.nudge()
-
-    def is_stalled(self, now: float) -> bool:
-        limit = self.job.settings.progress_limit_ms / 1000
-        return any(w.busy_since is not None and now - w.busy_since > limit for w in self._all())
-
-    def halt(self) -> None:
-        """End as a crash would: nothing more is taken, nothing is flushed."""
-        for worker in self._all():
-            worker.lose()
-
-    def _all(self) -> Iterator[Worker]:
-        yield from list(self.workers.values())
-        yield from list(self._leaving)

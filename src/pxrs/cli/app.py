@@ -1,0 +1,131 @@
+"""All verbs in one table, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand
+
+from pxrs.cli import adopt, consume, create, demo, dlq, group, log, produce, registry, seek
+from pxrs.cli.options import QueueCommand
+from pxrs.errors import PxrsError
+
+
+class Verb(NamedTuple):
+    """A command: its words, its function, and an example that its help shows."""
+
+    words: str
+    function: Callable[..., None]
+    example: str
+    kind: type[TyperCommand] = QueueCommand
+
+
+VERBS = (
+    Verb("init", create.init, "pxrs init file:./orders --partitions 8"),
+    Verb("produce", produce.produce, "pxrs produce file:./orders orders.jsonl --format json --key-field account"),
+    Verb("consume", consume.consume, "pxrs consume file:./orders --group billing --exec ./bill.sh"),
+    Verb("group list", group.list_groups, "pxrs group list file:./orders"),
+    Verb("group describe", group.describe, "pxrs group describe file:./orders billing --fail-if-lag 1000"),
+    Verb("group members", group.members, "pxrs group members file:./orders billing -o json"),
+    Verb("group seek", seek.seek, "pxrs group seek file:./orders billing --by-duration 1h --execute"),
+    Verb("group pause", group.pause, "pxrs group pause file:./orders billing --partition 3"),
+    Verb("group resume", group.resume, "pxrs group resume file:./orders billing"),
+    Verb("group delete", group.delete, "pxrs group delete file:./orders billing"),
+    Verb("member evict", group.evict, "pxrs member evict file:./orders billing A"),
+    Verb("member drain", group.drain, "pxrs member drain file:./orders billing A"),
+    Verb("log ls", log.ls, "pxrs log ls file:./orders"),
+    Verb("log cat", log.cat, "pxrs log cat file:./orders --partition 3 --offset -10 -o '%o %k %v'"),
+    Verb("log verify", log.verify, "pxrs log verify file:./orders"),
+    Verb("dlq ls", dlq.ls, "pxrs dlq ls file:./orders billing"),
+    Verb("dlq show", dlq.show_letter, "pxrs dlq show file:./orders billing 0"),
+    Verb("dlq retry", dlq.retry, "pxrs dlq retry file:./orders billing --all"),
+    Verb("import", adopt.import_, "pxrs import file:./orders old.jsonl -f json --from-checkpoint 500 --group billing"),
+    Verb("registry dump", registry.dump, "pxrs registry dump file:./orders > rows.jsonl"),
+    Verb("registry load", registry.load, "pxrs registry load file:./orders rows.jsonl"),
+    Verb("health", create.health, "pxrs health file:./orders"),
+    Verb("demo", demo.demo, "pxrs demo --engine processes", TyperCommand),
+)
+
+_FAMILIES = {
+    "group": "Look at consumer groups, and move them.",
+    "member": "Put a member out of its group.",
+    "log": "Look at stored messages.",
+    "dlq": "The dead letters: messages that a group could not process.",
+    "registry": "The rows of the registry, as they are.",
+}
+
+
+def _examples(lines: Sequence[str]) -> str:
+    # \b keeps the help formatter from joining these lines.
+    return "\b\n" + "\n".join(["Examples:" if len(lines) > 1 else "Example:", *(f"  {line}" for line in lines)])
+
+
+def _about(
+    debug: Annotated[  # noqa: ARG001 - stands here for --help; ``run`` finds it wherever it was written
+        bool, typer.Option("--debug", help="Show the stack of errors.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Share one queue between many consumers, safely.
+
+    A queue is a URL, as in file:./orders. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 too much lag.
+    """
+    if version:
+        import pxrs
+
+        print(pxrs.__version__)
+        raise typer.Exit
+
+
+def build() -> typer.Typer:
+    """The command line, made from the table."""
+    plain: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+    app = typer.Typer(**plain, no_args_is_help=True, epilog=_examples([verb.example for verb in VERBS]))
+    app.callback(invoke_without_command=True)(_about)
+    families: dict[str, typer.Typer] = {}
+    for verb in VERBS:
+        family, _, name = verb.words.rpartition(" ")
+        if family and family not in families:
+            examples = [v.example for v in VERBS if v.words.startswith(f"{family} ")]
+            families[family] = typer.Typer(**plain, no_args_is_help=True, epilog=_examples(examples))
+            app.add_typer(families[family], name=family, help=_FAMILIES[family])
+        home = families[family] if family else app
+        home.command(name, cls=verb.kind, epilog=_examples([verb.example]))(verb.function)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; errors become one line on stderr and an exit code."""
+    debug = "--debug" in arguments
+    try:
+        build()([word for word in arguments if word != "--debug"], prog_name="pxrs")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except PxrsError as error:
+        return _failed(str(error), debug)
+    except Exception as error:
+        again = "" if debug else "; `pxrs --debug ...` shows where"
+        return _failed(f"unexpected {type(error).__name__}: {error}{again}", debug)
+    finally:
+        _leave_pipe()
+    return 0
+
+
+def _failed(text: str, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"pxrs: error: {text}", file=sys.stderr)
+    return 1
+
+
+def _leave_pipe() -> None:
+    """Whoever read our output may be gone (``| head``): then there is nobody to tell."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,70 @@
+"""``pxrs demo``: a queue, three consumers, one of them killed; and the proof that nothing was lost."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import typer
+
+from pxrs.errors import Refused
+
+
+def demo(
+    engine: Annotated[
+        Literal["processes", "threads"], typer.Option("--engine", help="What the consumers are.")
+    ] = "processes",
+    partitions: Annotated[int, typer.Option("--partitions", min=1, max=1_000, metavar="N")] = 8,
+    registry: Annotated[
+        str | None, typer.Option("--registry", metavar="URL", help="Default: SQLite, beside the queue.")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option("--keep", metavar="DIR", help="Keep the queue and the consumers' files there.")
+    ] = None,
+) -> None:
+    """A story in some ten seconds: three consumers share a queue, one is killed, nothing is lost.
+
+    Ends with a proof, computed from what the consumers wrote down. Exit code 1 if it fails.
+    """
+    import pxrs
+    from pxrs.cli.demo_crew import crew
+    from pxrs.cli.demo_member import GROUP, demo_settings
+    from pxrs.cli.demo_story import Story
+    from pxrs.stores.base import Guarantee
+
+    began = time.monotonic()
+    needed = [Guarantee.ACROSS_PROCESSES] if engine == "processes" else []
+    with _directory(keep) as directory:
+        # A name of its own: a registry that many share keeps the rows of each demo apart.
+        place = os.path.join(directory, f"orders-{secrets.token_hex(3)}")
+        places = (f"file:{place}", registry or f"sqlite:{os.path.join(directory, 'registry.db')}")
+        with pxrs.open(
+            log=places[0], registry=places[1], partitions=partitions, settings=demo_settings(), require=needed
+        ) as queue:
+            with crew(engine, directory, queue, places) as consumers:
+                proof = Story(queue, consumers, engine).tell()
+            if registry is not None:
+                queue.group(GROUP).delete()
+    print(f"\nstory: {time.monotonic() - began:.1f} s" + (f"; everything is in {keep}" if keep else ""))
+    if not proof.holds:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _directory(keep: str | None) -> Iterator[str]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="pxrs-demo-") as directory:
+            yield directory
+        return
+    try:
+        os.makedirs(keep, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"cannot make {keep}: {error.strerror}") from error
+    if os.listdir(keep):
+        raise Refused(f"{keep} is not empty: the demo keeps its files in a directory of their own")
+    yield os.path.abspath(keep)

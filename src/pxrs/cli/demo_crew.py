@@ -1,0 +1,146 @@
+"""The consumers of the demo, as processes or as threads: started, killed, and stopped each by its own handle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pxrs.cli import demo_member
+from pxrs.cli.demo_proof import Handled
+
+if TYPE_CHECKING:
+    from pxrs.runtime.consumer import Consumer
+    from pxrs.runtime.queue import Queue
+
+MEMBERS = ("A", "B", "C")
+_STOP_SECONDS = 15
+
+
+class Crew(ABC):
+    """Consumers A, B and C, and the files in which they write down what they handle."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def path(self, member: str, kind: str = "jsonl") -> str:
+        return os.path.join(self._directory, f"consumer-{member}.{kind}")
+
+    def handled(self) -> list[Handled]:
+        """Everything that all consumers have written down so far."""
+        return [call for member in MEMBERS for call in _read(self.path(member))]
+
+    @abstractmethod
+    def start(self, member: str) -> None: ...
+
+    @abstractmethod
+    def kill(self, member: str) -> str:
+        """End a consumer as a crash would; says how."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End all that still run: cleanly, and by force where that takes too long."""
+
+    @abstractmethod
+    def ended(self) -> list[str]:
+        """The consumers that should run and do not."""
+
+    def complaint(self) -> str:
+        """What the consumers have to say about trouble."""
+        return ""
+
+
+def _read(path: str) -> list[Handled]:
+    if not os.path.exists(path):
+        return []
+    with open(path, encoding="utf-8") as file:
+        return [Handled(**json.loads(line), line=place) for place, line in enumerate(file) if line.endswith("\n")]
+
+
+class Processes(Crew):
+    """Each consumer is a Python process of its own."""
+
+    def __init__(self, directory: str, log: str, registry: str) -> None:
+        super().__init__(directory)
+        self._places = (log, registry)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, member: str) -> None:
+        command = demo_member.arguments(*self._places, member, self.path(member))
+        with open(self.path(member, "log"), "wb") as log:
+            self._running[member] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+
+    def kill(self, member: str) -> str:
+        process = self._running.pop(member)
+        process.kill()
+        process.wait()
+        _close(process)
+        return f"kill -9 {process.pid} (process {member}): no goodbye, no flush, no release"
+
+    def stop(self) -> None:
+        for process in self._running.values():
+            process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            _close(process)
+        self._running.clear()
+
+    def ended(self) -> list[str]:
+        return [member for member, process in self._running.items() if process.poll() is not None]
+
+    def complaint(self) -> str:
+        texts = []
+        for member in MEMBERS:
+            if os.path.exists(self.path(member, "log")):
+                with open(self.path(member, "log"), errors="replace") as log:
+                    texts += [f"{member}: {line.rstrip()}" for line in log.readlines()[-5:]]
+        return "\n".join(texts)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+class Threads(Crew):
+    """All consumers live in this process, each with threads of its own."""
+
+    def __init__(self, directory: str, queue: Queue) -> None:
+        super().__init__(directory)
+        self._queue = queue
+        self._running: dict[str, Consumer] = {}
+
+    def start(self, member: str) -> None:
+        handler = demo_member.recorder(member, self.path(member))
+        consumer = self._queue.consumer(demo_member.GROUP, handler, member)
+        self._running[member] = consumer.start()
+
+    def kill(self, member: str) -> str:
+        self._running.pop(member).kill()
+        return f"consumer {member} ends as a crash would: no goodbye, no flush, no release"
+
+    def stop(self) -> None:
+        for consumer in self._running.values():
+            consumer.stop(_STOP_SECONDS)
+        self._running.clear()
+
+    def ended(self) -> list[str]:
+        return [member for member, consumer in self._running.items() if consumer.wait(0)]
+
+
+@contextmanager
+def crew(engine: str, directory: str, queue: Queue, places: tuple[str, str]) -> Iterator[Crew]:
+    """The consumers of one story; none of them outlives it."""
+    found = Threads(directory, queue) if engine == "threads" else Processes(directory, *places)
+    try:
+        yield found
+    finally:
+        found.stop()

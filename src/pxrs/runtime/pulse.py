@@ -1,0 +1,75 @@
+"""How a member shows that it lives: it joins, beats, and says when it makes no progress or leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pxrs.model import MemberRow, MemberState
+from pxrs.rules import ownership
+from pxrs.runtime.registry import Registry
+from pxrs.runtime.report import Report
+from pxrs.runtime.rows import Held
+from pxrs.runtime.work import Work
+from pxrs.settings import Settings
+
+
+class Pulse:
+    """The row of one member, kept alive. Fenced as soon as a newer life, or an eviction, stands in it."""
+
+    def __init__(self, registry: Registry, work: Work, row: MemberRow, settings: Settings, report: Report) -> None:
+        self.joined = False
+        self.asked_to_leave = False
+        self.confirmed_at = 0.0
+        self.next_beat = 0.0
+        self.alive_until = 0.0
+        self._registry = registry
+        self._work = work
+        self._row = row
+        self._settings = settings
+        self._report = report
+        self._held: Held[MemberRow] | None = None
+        self._leaving = False
+
+    def keep(self, now: float) -> None:
+        """Join, or beat if it is time."""
+        if not self.joined:
+            self._held = self._registry.register(self._row)
+            self.joined = True
+            self._confirmed(now)
+            self._report("joined", {"member": self._row.id, "inc": self._row.inc})
+        elif now >= self.next_beat:
+            known, self._held = self._held, None
+            self._held = self._registry.beat(self._row, known)
+            self._confirmed(now)
+            self.look(self._held.row)
+            self._show_progress(now)
+
+    def look(self, row: MemberRow | None) -> bool:
+        """Read what others have written into this member's row. True: an operator asks it to leave."""
+        if row is not None:
+            ownership.require_my_life(row, self._row.owner)
+            self.asked_to_leave = row.state is MemberState.LEAVING
+        return self.asked_to_leave
+
+    def announce_leaving(self) -> None:
+        if not self._leaving:
+            self._leaving = True
+            if not self.asked_to_leave:
+                self._registry.set_state(self._row.owner, MemberState.LEAVING)
+
+    def _confirmed(self, sent: float) -> None:
+        """Counted from when the beat was sent: others can only have seen it later."""
+        self.confirmed_at = sent
+        self.next_beat = sent + self._settings.beat_ms / 1000
+        self.alive_until = sent + self._settings.stop_taking_ms / 1000
+        self._work.extend(self.alive_until)
+
+    def _show_progress(self, now: float) -> None:
+        """Alive is not working: a member without progress says so, and the leader plans without it."""
+        state = MemberState.STALLED if self._work.is_stalled(now) else MemberState.ACTIVE
+        row = self._held.row if self._held else None
+        if row is None or row.state in (state, MemberState.LEAVING):
+            return
+        self._row = replace(self._row, state=state)
+        self._held = self._registry.set_state(self._row.owner, state)
+        self._report(state.value, {"member": self._row.id})

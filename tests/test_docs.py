@@ -1,0 +1,252 @@
+"""The documents are executed: code blocks run, links lead somewhere, commands exist, generated pages are up to date."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pxrs
+from pxrs.testing.conformance import promises, run_suite
+from pxrs.testing.planted import BUGS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+NOT_RUN = "# not run"
+
+PROMISES = (
+    "single owner", "monotone", "fenced", "no loss", "bounded repeats", "order", "convergence", "minimal movement",
+    "stable routing", "refuse loudly", "isolation",
+)  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def blocks(path: Path, language: str) -> list[tuple[int, str]]:
+    """The fenced blocks of one language: the line where each begins, and its text."""
+    text = text_of(path)
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
+
+
+def run_blocks(path: Path) -> dict[str, Any]:
+    """Run all Python blocks of a page in one namespace; errors show the page's own lines."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for line, code in blocks(path, "python"):
+        if NOT_RUN not in code:
+            exec(compile("\n" * line + code, str(path), "exec"), names)
+    return names
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty directory, and settings that make no reader wait."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PXRS_LEASE_MS", "2000")
+    monkeypatch.setenv("PXRS_COMMIT_INTERVAL_MS", "50")
+
+
+# ---- code -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+def test_the_code_of_a_page_runs(path: Path) -> None:
+    run_blocks(path)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_example_of_the_readme_does_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_blocks(ROOT / "README.md")
+    assert sorted(names["handled"]) == sorted(f"order {number}" for number in range(100))
+    assert capsys.readouterr().out == "100 orders handled\n"
+    [(_, code)] = blocks(ROOT / "README.md", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_example_in_the_package_docstring_runs() -> None:
+    """It ends with a consumer that would run for ever; one that is stopped by its handler stands in for it."""
+    code = inspect.getdoc(pxrs) or ""
+    assert code.count(".run()") == 1
+    names: dict[str, Any] = {"handled": []}
+    stopping = "queue.consumer(group='billing', handler=handled.append)"
+    changed = re.sub(r"^queue\.consumer.*$", f"consumer = {stopping}", code.partition("\n\n")[2], flags=re.MULTILINE)
+    exec(compile(changed, "pxrs.__doc__", "exec"), names)
+    with names["queue"], names["consumer"] as consumer:
+        while names["queue"].group("billing").describe().total_lag > 0:
+            consumer.wait(0.02)
+    assert [message.text for message in names["handled"]] == ["hello"]
+
+
+def test_the_store_suite_of_the_contributing_page_is_green() -> None:
+    suite = run_blocks(ROOT / "CONTRIBUTING.md")["TestMyStore"]
+    assert run_suite(suite()) == {}
+    assert len(promises(suite)) > 40
+
+
+# ---- what the pages name exists -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text_of(path))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_named_files_exist(path: Path) -> None:
+    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]*)`", text_of(path))
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_named_modules_and_objects_exist(path: Path) -> None:
+    named = set(re.findall(r"`(pxrs(?:\.\w+)+)`", text_of(path))) - metadata_keys()
+    assert [name for name in sorted(named) if not _resolves(name)] == []
+
+
+def metadata_keys() -> set[str]:
+    """Names that look like modules and are keys in the metadata of batches."""
+    return {
+        key for path in (ROOT / "src/pxrs/logs").glob("*.py") for key in re.findall(r'"(pxrs\.\w+)"', text_of(path))
+    }
+
+
+def _resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        module = ".".join(parts[:cut])
+        try:
+            if find_spec(module) is None:
+                continue
+        except ModuleNotFoundError:
+            continue
+        found: Any = __import__(module, fromlist=["_"])
+        for part in parts[cut:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_named_commands_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    made = set(re.findall(r"(?:`|^)make ([a-z-]+)", text_of(path), re.MULTILINE))
+    assert made <= targets
+    modules = set(re.findall(r"python -m ([\w.]+)", text_of(path)))
+    assert [module for module in sorted(modules) if find_spec(module) is None] == []
+
+
+def test_planted_bugs_that_are_cited_exist() -> None:
+    cited = {
+        int(number)
+        for path in DECISIONS
+        for words in re.findall(r"planted bugs? ([\d, and]+)", text_of(path))
+        for number in re.findall(r"\d+", words)
+    }
+    assert cited and cited <= {bug.number for bug in BUGS}
+
+
+def test_a_name_that_does_not_exist_is_noticed() -> None:
+    assert _resolves("pxrs.testing.checker.check") and _resolves("pxrs.rules")
+    assert not _resolves("pxrs.testing.checker.nothing") and not _resolves("pxrs.nowhere.at_all")
+
+
+# ---- pages that are made from the code ------------------------------------------------------------------------------
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    pages: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+    stale = [name for name, text in pages.items() if text_of(ROOT / "docs" / name) != text]
+    assert not stale, "run: python docs/generate.py"
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    named = set(re.findall(r"^\| `(\w+)`", text_of(ROOT / "docs" / "settings.md"), re.MULTILINE))
+    assert named == set(pxrs.Settings().as_dict())
+
+
+def test_the_tree_of_errors_is_complete() -> None:
+    drawn = set(re.findall(r"[├└]── (\w+)", text_of(ROOT / "docs" / "errors.md")))
+    assert drawn == {name for name, kind in vars(pxrs.errors).items() if inspect.isclass(kind)} - {"PxrsError"}
+
+
+def test_the_readme_names_every_promise_once() -> None:
+    named = re.findall(r"^\d+\. \*\*([a-z ]+)\*\*", text_of(ROOT / "README.md"), re.MULTILINE)
+    assert tuple(named) == PROMISES
+
+
+def test_the_checker_speaks_of_promises_only() -> None:
+    source = text_of(ROOT / "src" / "pxrs" / "testing" / "checker.py")
+    spoken = set(re.findall(r'_broken\("([a-z ]+)"', source))
+    assert spoken and spoken <= set(PROMISES)
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_contracts() -> None:
+    layers = re.search(r"^layers =\n((?:    .+\n)+)", text_of(ROOT / ".importlinter"), re.MULTILINE)
+    assert layers is not None
+    rooms = [re.findall(r"\w+", line) for line in layers[1].splitlines() if "__main__" not in line]
+    picture = blocks(ROOT / "ARCHITECTURE.md", "")[0][1].splitlines()
+    drawn = [re.findall(r"\w+", re.split(r"\s{2,}", line.strip())[0]) for line in picture]
+    assert drawn == rooms
+
+
+# ---- decisions ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=name_of)
+def test_a_decision_has_its_four_parts_on_one_page(path: Path) -> None:
+    text = text_of(path)
+    headings = [heading.lower() for heading in re.findall(r"^## (.+)$", text, re.MULTILINE)]
+    assert headings == ["context", "decision", "consequences", "how to check that it still holds"]
+    assert len(text.splitlines()) <= 60
+    assert text.startswith(f"# {path.name[:4]}: ")
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+def test_adr_0003_no_function_is_asynchronous() -> None:
+    found = [
+        name_of(path)
+        for path in (ROOT / "src").rglob("*.py")
+        if any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(ast.parse(text_of(path))))
+    ]
+    assert not found
+
+
+def test_adr_0005_only_these_modules_write_rows() -> None:
+    """A new writer of rows is a decision: whoever swaps past ``runtime/rows.py`` goes round the rules."""
+    source = ROOT / "src" / "pxrs"
+    writers = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if path.parent.name not in ("stores", "testing") and re.search(r"\bSwap\(", text_of(path))
+    }
+    by_rules = {"runtime/rows.py", "runtime/registry.py", "runtime/bell.py", "runtime/deadletters.py"}
+    by_operators = {"runtime/group.py", "cli/registry.py"}
+    assert writers == by_rules | by_operators
+
+
+def test_adr_0008_partition_threads_know_no_registry() -> None:
+    tree = ast.parse(text_of(ROOT / "src" / "pxrs" / "runtime" / "worker.py"))
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {name for name in imported if name.startswith(("pxrs.runtime.registry", "pxrs.stores", "pxrs.clients"))}
+    assert "pxrs.logs.base" in imported
