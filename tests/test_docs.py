@@ -21,6 +21,8 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 NOT_RUN = "# not run"
 
+pytestmark = pytest.mark.timeout(60)
+
 PROMISES = (
     "single owner", "monotone", "fenced", "no loss", "bounded repeats", "order", "convergence", "minimal movement",
     "stable routing", "refuse loudly", "isolation",
@@ -89,6 +91,7 @@ def test_the_example_in_the_package_docstring_runs() -> None:
     with names["queue"], names["consumer"] as consumer:
         while names["queue"].group("billing").describe().total_lag > 0:
             consumer.wait(0.02)
+            consumer.check()
     assert [message.text for message in names["handled"]] == ["hello"]
 
 

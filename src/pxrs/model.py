@@ -164,10 +164,12 @@ class Message(NamedTuple):
 
     @property
     def timestamp(self) -> datetime:
+        """When it was sent, by the sender's clock, in UTC."""
         return datetime.fromtimestamp(self.timestamp_us / 1_000_000, tz=UTC)
 
     @property
     def headers(self) -> dict[str, bytes]:
+        """The headers by name; of two with one name the last."""
         return {pair["key"]: pair["value"] for pair in self.raw_headers or ()}
 
     @property

@@ -42,3 +42,8 @@ def find_driver(room: str, url: str) -> Any:
             return point.load()
     known = ", ".join(sorted({*_BUILT_IN[room], *(p.name for p in metadata.entry_points(group=room))}))
     raise BadUrl(f"no driver for {scheme!r} in {room}; there are: {known}")
+
+
+def hashes_of_other_packages(name: str) -> list[Any]:
+    """The functions that installed packages offer as the hash of this name."""
+    return [point.load() for point in metadata.entry_points(group="pxrs.hashes", name=name)]

@@ -56,6 +56,7 @@ class Settings:
     backoff_ms: int = 100
     """The wait before the second try; it doubles with each further one."""
     backoff_max_ms: int = 10_000
+    """The longest of these waits."""
     on_failure: OnFailure = "dead-letter"
     """After the last try: keep the message with its cause in the dead letters, skip it, or stop the consumer."""
     prefetch_rows: int = 10_000
@@ -68,8 +69,9 @@ class Settings:
     linger_ms: int = 5
     """How long a message may wait for company before it is written."""
     batch_rows: int = 10_000
+    """A batch is written as soon as it holds this many messages..."""
     batch_bytes: int = 1_048_576
-    """A batch is written as soon as it holds this many messages or bytes."""
+    """...or this many bytes."""
     buffer_bytes: int = 33_554_432
     """How much may wait to be written; then ``send`` blocks..."""
     send_timeout_ms: int = 60_000
@@ -102,6 +104,7 @@ class Settings:
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
+        """Every setting by name."""
         return asdict(self)
 
     @classmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -344,26 +343,6 @@ class TestOwnHash:
         register_hash("fixed", _constant(1.5))
         with pytest.raises(BadSetting, match="'fixed' returned float"):
             Partitioner(16, "fixed").partition("x")
-
-    def test_entry_points_of_other_packages(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        ready = hashing.Hash("theirs", 32, first_byte, lambda keys: np.array([key[0] for key in keys]))
-        loads: dict[str, object] = {"plain": first_byte, "theirs": ready}
-
-        class Point:
-            def __init__(self, name: str) -> None:
-                self.name = name
-
-            def load(self) -> object:
-                return loads[self.name]
-
-        def points(group: str, name: str) -> list[Point]:
-            return [Point(name)] if group == "pxrs.hashes" and name in loads else []
-
-        monkeypatch.setattr(metadata, "entry_points", points)
-        assert Partitioner(16, "plain").partition(b"\x05") == 5
-        assert Partitioner(16, "theirs").partitions_of([b"\x05"]).tolist() == [5]
-        with pytest.raises(BadSetting, match="absent"):
-            find_hash("absent")
 
 
 def _constant(value: Any) -> Callable[[bytes], int]:

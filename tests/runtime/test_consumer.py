@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,11 +19,10 @@ from .support import HASTY, PATIENT, Diary, Recorder, Site, eventually
 
 
 @pytest.fixture(params=["memory:", "file"])
-def queue(request: pytest.FixtureRequest, tmp_path: Path) -> pxrs.Queue:
+def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[pxrs.Queue]:
     url = "memory:" if request.param == "memory:" else f"file:{tmp_path}/orders"
-    opened = pxrs.open(url, partitions=8, settings=PATIENT)
-    request.addfinalizer(opened.close)
-    return opened
+    with pxrs.open(url, partitions=8, settings=PATIENT) as opened:
+        yield opened
 
 
 def send(queue: pxrs.Queue, count: int, first: int = 0) -> list[bytes]:
@@ -124,7 +123,12 @@ class Load:
 def test_b14_join_and_leave_under_load_repeat_nothing_and_lose_nothing() -> None:
     handler = Recorder()
     with Site() as site:
-        both = lambda message, context: (site.recorder()(message, context), handler(message, context))  # noqa: E731 - two handlers as one
+        write_down = site.recorder()
+
+        def both(message: Message, context: pxrs.Context) -> None:
+            write_down(message, context)
+            handler(message, context)
+
         with Load(site) as load:
             site.member("A", both)
             site.await_owners("A")
@@ -301,7 +305,8 @@ def test_lists_and_arrow_batches_are_bounded_and_complete() -> None:
         with site.queue.consumer("lists", take_list, deliver="list"):
             eventually(lambda: len(offsets) == 450, "lists")
         assert offsets == list(range(450)) and max(sizes) <= 100
-        sizes.clear(), offsets.clear()
+        sizes.clear()
+        offsets.clear()
         with site.queue.consumer("arrows", arrow_taker(sizes, offsets), deliver="arrow"):
             eventually(lambda: len(offsets) == 450, "batches")
         assert offsets == list(range(450)) and max(sizes) <= 100

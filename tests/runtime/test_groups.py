@@ -36,7 +36,9 @@ def test_describe_shows_partitions_members_and_lag() -> None:
         eventually(lambda: site.lag() == 0, "the work")
         view = site.queue.group("g").describe()
         assert [line.partition for line in view] == [0, 1, 2, 3]
-        assert [(line.owner, line.epoch, line.checkpoint, line.end, line.lag) for line in view] == [("A", 1, 10, 10, 0)] * 4
+        assert [(line.owner, line.epoch, line.checkpoint, line.end, line.lag) for line in view] == [
+            ("A", 1, 10, 10, 0)
+        ] * 4
         assert (view.state, view.leader, view.idle) == ("Stable", "A", [])
         assert dict(view[2])["checkpoint"] == view[2]["checkpoint"] == 10
         [member] = site.queue.group("g").members()
@@ -58,7 +60,12 @@ def test_one_log_line_tells_each_rebalance(caplog: pytest.LogCaptureFixture) -> 
     with Site(partitions=2) as site:
         for name in "ABC":
             site.member(name, Recorder())
-            eventually(lambda n=name: site.diaries["A"].of("settled")[-1:] and n in site.diaries["A"].of("settled")[-1]["members"], name)  # type: ignore[misc]  # mypy cannot type a default of a lambda
+            eventually(
+                lambda n=name: (
+                    site.diaries["A"].of("settled")[-1:] and n in site.diaries["A"].of("settled")[-1]["members"]
+                ),
+                name,
+            )  # type: ignore[misc]  # mypy cannot type a default of a lambda
     lines = [record.getMessage() for record in caplog.records if " done in " in record.getMessage()]
     assert "A joined; moved 2 partitions (0 1)" in lines[0]
     assert "B joined; moved 1 partitions" in lines[1]
@@ -73,7 +80,10 @@ def test_the_history_of_a_partition_is_bounded_and_tells_who_and_why() -> None:
             site.consumers[name].stop()
         history = site.queue.group("g").history(0)
         assert len(history) == 8
-        assert [(line.owner, line.epoch, line.cause) for line in history[-2:]] == [("E", 9, "claim"), (None, 10, "release")]
+        assert [(line.owner, line.epoch, line.cause) for line in history[-2:]] == [
+            ("E", 9, "claim"),
+            (None, 10, "release"),
+        ]
         with pytest.raises(NotFound):
             site.queue.group("g").history(1)
 
@@ -258,14 +268,14 @@ def test_b15_two_claims_on_the_same_row_have_one_winner() -> None:
 
 def test_b15_two_members_that_both_follow_an_old_target_do_not_share_a_partition() -> None:
     """Both believe in targets that give them partition 0; one row has one owner, the other waits its turn."""
-    with Site(partitions=1) as site:
+    with Site(partitions=1) as site, pytest.MonkeyPatch.context() as patch:
         site.send(20)
         site.member("A", site.recorder())
         site.member("B", site.recorder())
         eventually(lambda: site.lag() == 0, "the work")
         for name in "AB":
             member = site.consumers[name]._member
-            member._wanted = lambda: {0}  # type: ignore[method-assign]  # both targets at once
+            patch.setattr(member, "_wanted", lambda: {0})
             member.poll()
         site.send(20, first=20)
         eventually(lambda: site.lag() == 0, "the work")
@@ -289,7 +299,17 @@ def test_b21_a_commit_of_two_partitions_survives_the_loss_of_one() -> None:
 
 
 KCL_ACCEPTED = (13, 13, 127)
-KCL_REJECTED: tuple[Any, ...] = (2, 13, 9_000, 6_789, None, "bogus-checkpoint-value", "SHARD_END", "TRIM_HORIZON", "LATEST")
+KCL_REJECTED: tuple[Any, ...] = (
+    2,
+    13,
+    9_000,
+    6_789,
+    None,
+    "bogus-checkpoint-value",
+    "SHARD_END",
+    "TRIM_HORIZON",
+    "LATEST",
+)
 """ShardShardRecordProcessorCheckpointerTest.testClientSpecifiedCheckpoint of awslabs/amazon-kinesis-client, restated:
 initial 13, largest permitted 5019; what is accepted, what is then rejected, and 5019 that is accepted after all."""
 
@@ -321,7 +341,7 @@ def test_a_newer_process_with_the_same_id_wins_and_the_older_one_stops() -> None
         assert isinstance(older.error, DuplicateMember)
         site.send(10, first=10)
         eventually(lambda: len(second) == 10 and site.lag() == 0, "the work of the newer one")
-        results = site.queue.group("g").registry.commit({grant: 5 for grant in grants})
+        results = site.queue.group("g").registry.commit(dict.fromkeys(grants, 5))
         assert [type(result) for result in results.values()] == [Fenced, Fenced]
         assert (committed(site, 0), committed(site, 1)) == (10, 10)
         assert len(first) == 10 and newer.state == "live"

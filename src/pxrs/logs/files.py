@@ -86,6 +86,8 @@ class FileLog(Log):
                 for number, writer in writers.items():
                     firsts[number] = writer.write(batches[number], (stamps or {}).get(number))
                 self._sync(list(writers.values()))
+                for writer in writers.values():
+                    writer.publish()
         except FileNotFoundError as error:
             raise Damaged(f"a part of the log is gone: {error}") from error
         except OSError as error:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Piece, Stamp
+from pxrs.logs.mark import Mark, read_mark
 from pxrs.logs.records import first_at, refuse_offset
 from pxrs.logs.segment import SCHEMA_MESSAGE, Header, check_schema, read_batch
 from pxrs.logs.walk import Found, Tail, walk
@@ -47,9 +48,11 @@ class Segment:
         self._map: pa.Buffer | None = None
         self._verified: set[int] = set()
 
-    def refresh(self) -> None:
-        """Take in what was appended since the last look."""
+    def refresh(self, limit: int | None = None) -> None:
+        """Take in what was appended since the last look, up to ``limit``."""
         size = os.stat(self.path).st_size
+        if limit is not None and limit <= min(size, self.position):
+            return
         if size == self.position:
             self.tail = Tail.CLEAN
             return
@@ -61,7 +64,7 @@ class Segment:
         try:
             if self.position == 0:
                 self.position = check_schema(os.pread(fd, 4 * len(SCHEMA_MESSAGE), 0), self.path)
-            seen = walk(fd, self.path, self.position, self.end)
+            seen = walk(fd, self.path, self.position, self.end, limit)
         finally:
             os.close(fd)
         for found in seen.found:
@@ -76,6 +79,13 @@ class Segment:
         self.position = found.position + found.header.length
         if found.header.stamp is not None:
             self.stamps[found.header.stamp] = found.header.base
+
+    def end_at(self, position: int) -> int:
+        """The offset behind the last batch that ends at or before this position."""
+        for found in reversed(self.batches):
+            if found.position + found.header.length <= position:
+                return found.header.end
+        return self.base
 
     def number_of(self, offset: int) -> int:
         """Which of the batches holds this offset."""
@@ -116,6 +126,7 @@ class PartitionFiles:
         self.directory = directory
         self.lock = threading.RLock()
         self._segments: list[Segment] = []
+        self._durable = 0
         self._latest: tuple[Header, pa.RecordBatch] | None = None
 
     @property
@@ -124,25 +135,48 @@ class PartitionFiles:
 
     @property
     def end(self) -> int:
+        """The next offset to write; readers go only as far as what is durable."""
         return self._segments[-1].end if self._segments else 0
 
     def forget(self) -> None:
         """Build the index anew at the next use."""
         with self.lock:
-            self._segments, self._latest = [], None
+            self._segments, self._durable, self._latest = [], 0, None
 
     def refresh(self) -> None:
-        """See what has been appended, by whomever."""
+        """See what has been made durable, by whomever."""
         with self.lock:
-            if not self._segments:
-                self._list()
-            while self._segments:
-                active = self._segments[-1]
-                active.refresh()
-                if active.end == active.base or not os.path.exists(segment_path(self.directory, active.end)):
-                    return
-                _check_sealed(active)
-                self._segments.append(Segment(self.directory, active.end))
+            mark = read_mark(self.directory)
+            self._extend(mark)
+            self._durable = self.end if mark is None else self._end_at(mark)
+
+    def refresh_all(self) -> None:
+        """See everything that stands in the files: for a writer, which holds the lock."""
+        with self.lock:
+            self._extend(None)
+
+    def published(self) -> None:
+        """All that is written is durable now."""
+        with self.lock:
+            self._durable = self.end
+
+    def _extend(self, mark: Mark | None) -> None:
+        if not self._segments:
+            self._list()
+        while self._segments:
+            active = self._segments[-1]
+            if mark is None or active.base <= mark.base:
+                active.refresh(mark.position if mark is not None and mark.base == active.base else None)
+            if active.end == active.base or not os.path.exists(segment_path(self.directory, active.end)):
+                return
+            _check_sealed(active)
+            self._segments.append(Segment(self.directory, active.end))
+
+    def _end_at(self, mark: Mark) -> int:
+        for segment in reversed(self._segments):
+            if segment.base <= mark.base:
+                return segment.end_at(mark.position) if segment.base == mark.base else segment.end
+        return 0
 
     def _list(self) -> None:
         bases = sorted(int(m[1]) for name in os.listdir(self.directory) if (m := _SEGMENT.fullmatch(name)))
@@ -167,7 +201,7 @@ class PartitionFiles:
         with self.lock:
             self.refresh()
             self._refuse_broken()
-            return self._start(), self.end
+            return self._start(), self._durable
 
     def _start(self) -> int:
         return self._segments[0].base if self._segments else 0
@@ -180,7 +214,7 @@ class PartitionFiles:
     @_explained
     def read(self, offset: int, max_rows: int) -> pa.RecordBatch | None:
         with self.lock:
-            if not self._start() <= offset < self.end:
+            if not self._start() <= offset < self._durable:
                 start, end = self.bounds()
                 if offset == end:
                     return None
@@ -201,13 +235,13 @@ class PartitionFiles:
     @_explained
     def offset_at(self, timestamp_us: int) -> int:
         with self.lock:
-            self.bounds()
+            end = self.bounds()[1]
             for segment, number in self._batches():
                 if segment.batches[number].header.last_us >= timestamp_us:
                     found = first_at(segment.load(number), timestamp_us)
                     if found is not None:
-                        return found
-            return self.end
+                        return min(found, end)
+            return end
 
     def _batches(self) -> Iterator[tuple[Segment, int]]:
         for index in range(len(self._segments)):

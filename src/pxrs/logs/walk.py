@@ -73,9 +73,11 @@ def _size_of(prefix: bytes) -> int:
         return PREFIX
 
 
-def walk(fd: int, path: str, position: int, expected: int) -> Walk:
-    """All whole batches from ``position`` on, of which the first must hold the offset ``expected``."""
+def walk(fd: int, path: str, position: int, expected: int, limit: int | None = None) -> Walk:
+    """All whole batches from ``position`` to ``limit``, of which the first must hold the offset ``expected``."""
     size = os.fstat(fd).st_size
+    if limit is not None:
+        size = min(size, limit)
     window = _Window(fd)
     found: list[Found] = []
     while position < size:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Stamp
 from pxrs.logs.durable import create_file, write_all
+from pxrs.logs.mark import Mark, mark_in, write_mark
 from pxrs.logs.partition import PartitionFiles, Segment, segment_path
 from pxrs.logs.records import with_offsets
 from pxrs.logs.segment import SCHEMA_MESSAGE, encode
@@ -56,6 +57,7 @@ class PartitionWriter:
         self._recovered = False
         self._poison: str | None = None
         self._fd = -1
+        self._lock_fd = -1
         self._written_from = -1
 
     @contextmanager
@@ -67,17 +69,42 @@ class PartitionWriter:
             lock = _open(os.path.join(self._files.directory, "lock"), os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                self._files.refresh()
+                self._lock_fd = lock
+                self._files.refresh_all()
                 self._recover()
+                self._vouch()
                 yield
             finally:
                 self._close_segment()
+                self._lock_fd = -1
                 _close(lock)  # frees the lock
 
     def _close_segment(self) -> None:
         if self._fd >= 0:
             _close(self._fd)
         self._fd = self._written_from = -1
+
+    # --- what readers may see
+
+    def _vouch(self) -> None:
+        """Before the first byte that is not durable, a mark of this boot must say how far everything is.
+
+        What a writer left that was killed before its sync is made durable here.
+        """
+        if mark_in(self._lock_fd) != self._written():
+            self._open_active()
+            self.sync()
+            self._close_segment()
+            self.publish()
+
+    def publish(self) -> None:
+        """Let readers see what is written; called when it is durable."""
+        write_mark(self._lock_fd, self._written())
+        self._files.published()
+
+    def _written(self) -> Mark:
+        active = self._files.active
+        return Mark(0, 0) if active is None else Mark(active.base, active.position)
 
     # --- what an earlier writer left behind
 
@@ -111,7 +138,7 @@ class PartitionWriter:
             os.close(fd)
         logger.warning("%s: cut %d bytes of an unfinished batch at byte %d", active.path, torn, position)
         self._files.forget()
-        self._files.refresh()
+        self._files.refresh_all()
 
     # --- appending
 
@@ -151,7 +178,7 @@ class PartitionWriter:
             create_file(segment_path(directory, base), SCHEMA_MESSAGE, os.path.join(directory, "new-segment.tmp"))
         except OSError as error:
             raise Unavailable(f"{directory}: no new segment could be made: {error}") from error
-        self._files.refresh()
+        self._files.refresh_all()
 
     def _append(self, active: Segment, message: memoryview) -> None:
         self._written_from = active.position

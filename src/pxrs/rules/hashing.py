@@ -32,7 +32,6 @@ from pxrs.rules.packed import ShortHash, xxh64_short
 from pxrs.rules.text_hashes import java_hash, murmur2
 
 HashFunction: TypeAlias = Callable[[bytes], int]
-ENTRY_POINTS = "pxrs.hashes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def find_hash(wanted: str | HashFunction) -> Hash:
     """The hash of that name: built in, registered in this process, or an installed package's entry point."""
     if not isinstance(wanted, str):
         return _of_function(wanted)
-    found = _of_this_process(wanted) or _of_entry_point(wanted)
+    found = _of_this_process(wanted)
     if found is None:
         raise BadSetting(
             f"hash {wanted!r} is not known in this process; known are {', '.join(known_hashes())}. A hash of "
@@ -70,7 +69,7 @@ def _of_this_process(name: str) -> Hash | None:
 
 
 def known_hashes() -> list[str]:
-    """The names that ``find_hash`` finds without looking at other packages."""
+    """The names that ``find_hash`` finds: the built-in ones, then what was registered in this process."""
     return [*_BUILT_IN, *sorted(_registered)]
 
 
@@ -120,15 +119,6 @@ def _signed_result(name: str, function: HashFunction, bits: int, data: bytes) ->
         return signed(index(value), bits)
     except TypeError:
         raise BadSetting(f"hash {name!r} returned {type(value).__name__}, not a whole number") from None
-
-
-def _of_entry_point(name: str) -> Hash | None:
-    from importlib.metadata import entry_points  # slow to import, and hardly ever needed
-
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        loaded = point.load()
-        return loaded if isinstance(loaded, Hash) else _of_user(name, loaded, 64)
-    return None
 
 
 def signed(value: int, bits: int) -> int:

@@ -125,6 +125,7 @@ class Consumer:
 
     @property
     def error(self) -> PxrsError | None:
+        """What has ended this consumer, if something went wrong."""
         return self._error or self._member.error
 
     @property

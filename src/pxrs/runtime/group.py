@@ -40,6 +40,7 @@ class GroupHandle:
         return GroupView(self._log.identity.name, self.name, group, [self._line(row) for row in rows], members)
 
     def members(self) -> list[MemberLine]:
+        """One line for each registered member."""
         return member_lines(self.registry.group(), self.registry.members(), self.registry.partitions())
 
     def history(self, partition: int) -> tuple[Tenure, ...]:
@@ -65,6 +66,7 @@ class GroupHandle:
         _raise_first(self.registry.pause(self._check(partitions), True))
 
     def resume(self, partitions: Iterable[int] | None = None) -> None:
+        """Let these partitions (all, if none are named) go on."""
         _raise_first(self.registry.pause(self._check(partitions), False))
 
     def evict(self, member: str) -> None:

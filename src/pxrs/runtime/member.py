@@ -163,7 +163,8 @@ class Member:
         self._obey(self._pulse.look(self._registry.member(self.me.id).row))
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)
-        self._polled = self._polled or (group.target is not None and self._target is None)
+        if group.target is not None and self._target is None:
+            self._polled = True  # only ever set here: "or" would overwrite a ring that comes in between
         self._group = group
 
     def _wanted(self) -> set[int]:
@@ -276,6 +277,7 @@ class Member:
         handle = self.handles.pop(number)
         self._work.stop(number, lost)
         if lost:
+            self._polled = True  # it may be free for us again at once: a seek does that
             self._report("lost", {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch})
 
     # ---- committing -----------------------------------------------------------------------------------------------
@@ -328,7 +330,8 @@ class Member:
         changed = self.coordinator.round(self._group, now, self._looked)
         self._looked = False
         self._next_watch = self.coordinator.next_watch(now)
-        self._polled = self._polled or changed
+        if changed:
+            self._polled = True
 
     def _finish_leaving(self, now: float) -> None:
         if self._leaving_since is None:

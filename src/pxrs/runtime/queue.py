@@ -14,7 +14,8 @@ from pxrs.clock import Clock, SystemClock
 from pxrs.errors import BadUrl, Closed, Refused
 from pxrs.logs.base import Log, Wish
 from pxrs.model import Grant, MemberRow, Message, Owner, check_name
-from pxrs.plugins import find_driver, split_url
+from pxrs.plugins import find_driver, hashes_of_other_packages, split_url
+from pxrs.rules.hashing import known_hashes, register_hash
 from pxrs.rules.partitioning import Partitioner
 from pxrs.runtime import delivery
 from pxrs.runtime.config import load_settings
@@ -60,6 +61,7 @@ def open_queue(
     wish = Wish(partitions, partitioner_hash, reduce)
     opened: Log = find_driver("pxrs.logs", log_url).open(log_url, wish, settings, create)
     try:
+        _make_known(opened.identity.hash)
         partitioner = Partitioner(
             opened.identity.partitions, hash=hash or opened.identity.hash, reduce=opened.identity.reduce
         )
@@ -73,6 +75,13 @@ def open_queue(
         opened.close()
         raise Refused(f"registry {registry_url!r} does not guarantee {', '.join(sorted(missing))}")
     return Queue(opened, store, partitioner, assignor, settings, SystemClock())
+
+
+def _make_known(hash_name: str) -> None:
+    """A hash that another installed package brings along is registered when a queue asks for it."""
+    if hash_name not in known_hashes():
+        for function in hashes_of_other_packages(hash_name)[:1]:
+            register_hash(hash_name, function)
 
 
 def _places(url: str | None, log: str | None, registry: str | None) -> tuple[str, str]:
@@ -112,6 +121,7 @@ class Queue:
     # ---- writing and reading ---------------------------------------------------------------------------------------
 
     def producer(self) -> Producer:
+        """Something to send with. Closing it, or its ``with`` block, waits until everything is durable."""
         self._check_open()
         producer = Producer(self.log, self.partitioner, self.settings, self._clock)
         self._producers.add(producer)
@@ -192,6 +202,7 @@ class Queue:
         return subscription
 
     def group(self, name: str) -> GroupHandle:
+        """A consumer group, to look at and to operate; nothing joins it by this."""
         self._check_open()
         return GroupHandle(self._registry(name, "operator", self.settings), self.log, self._clock)
 

@@ -85,6 +85,8 @@ class Worker:
         self._lost = False
         self._bell = threading.Event()
         self._commit_at = 0
+        self._told: int | None = checkpoint
+        self._tell_at = 0.0
         self.thread = threading.Thread(target=self._run, name=f"pxrs-p{grant.partition}", daemon=True)
 
     def begin(self) -> None:
@@ -156,7 +158,7 @@ class Worker:
             if batch is not None:
                 self._handle_batch(batch)
             elif not self._halt:
-                self._bell.wait()
+                self._bell.wait(self._until_told())
 
     def _next_batch(self) -> pa.RecordBatch | None:
         if self._paused or self._job.clock.monotonic() >= self._job.alive_until:
@@ -196,8 +198,8 @@ class Worker:
                     return
             tally.handled += 1
             self.position = offset + 1
-            if offset + 1 >= self._commit_at:
-                self._advance(offset + 1)
+            if offset + 1 >= self._commit_at or now >= self._tell_at:
+                self._tell()
 
     def _handle_parcels(self, batch: pa.RecordBatch) -> None:
         job = self._job
@@ -216,9 +218,25 @@ class Worker:
 
     def _advance(self, position: int) -> None:
         self.position = position
-        if position >= self._commit_at:
-            self._commit_at = position + self._job.settings.commit_every
-            self._job.wake()
+        if position >= self._commit_at or self._job.clock.monotonic() >= self._tell_at:
+            self._tell()
+
+    def _until_told(self) -> float | None:
+        """Seconds until the member hears of progress that it does not know of; None if it knows everything."""
+        if self.position == self._told:
+            return None
+        left = self._tell_at - self._job.clock.monotonic()
+        if left <= 0:
+            self._tell()
+        return left if left > 0 else None
+
+    def _tell(self) -> None:
+        """Wake the member's loop, so that it commits in time: often enough, and never for each message."""
+        settings = self._job.settings
+        self._told = self.position
+        self._commit_at = (self.position or 0) + settings.commit_every
+        self._tell_at = self._job.clock.monotonic() + settings.commit_interval_ms / 1000
+        self._job.wake()
 
     # ---- failures -----------------------------------------------------------------------------------------------
 

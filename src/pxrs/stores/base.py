@@ -61,6 +61,8 @@ class Swap(NamedTuple):
 
 
 class Verdict(Enum):
+    """What a store can say about a swap."""
+
     DONE = "done"
     CONFLICT = "conflict"
     UNKNOWN = "unknown"

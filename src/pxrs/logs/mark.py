@@ -1,0 +1,65 @@
+"""How far a partition is durable: a mark in its lock file, which only the holder of the lock writes.
+
+A batch can be read from the page cache before it is on the disk. A consumer that committed past such a batch would,
+after a power loss, skip whatever takes its offsets next. So readers stop at the mark. It names the boot in which it
+was written: after a restart of the machine what can be read has come from the disk, and an old mark means nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import NamedTuple
+
+import xxhash
+
+_SIZE = 16 + 1 + 20 + 1 + 20 + 1 + 16
+_TRIES = 3
+
+
+class Mark(NamedTuple):
+    """Everything before ``position`` of the segment that starts at offset ``base`` is durable."""
+
+    base: int
+    position: int
+
+
+@cache
+def _boot() -> str | None:
+    """What tells this run of the machine from the one before; None where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return xxhash.xxh3_64_hexdigest(file.read())
+    except OSError:
+        return None
+
+
+def write_mark(fd: int, mark: Mark) -> None:
+    """Put the mark into the open lock file. It need not be synced itself: it says what is, for this boot only."""
+    boot = _boot()
+    if boot is None:
+        return
+    text = f"{boot} {mark.base:020d} {mark.position:020d}".encode()
+    os.pwrite(fd, text + b" " + xxhash.xxh3_64_hexdigest(text).encode(), 0)
+
+
+def read_mark(directory: str) -> Mark | None:
+    """The mark of this boot; None means that everything which can be read is durable."""
+    try:
+        fd = os.open(os.path.join(directory, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return mark_in(fd)
+    finally:
+        os.close(fd)
+
+
+def mark_in(fd: int) -> Mark | None:
+    for _ in range(_TRIES):  # a mark that is being written may be seen half; the next look sees it whole
+        data = os.pread(fd, _SIZE, 0)
+        text, _, digest = data.rpartition(b" ")
+        if xxhash.xxh3_64_hexdigest(text).encode() == digest:
+            boot, base, position = text.decode().split(" ")
+            return Mark(int(base), int(position)) if boot == _boot() else None
+    return None
