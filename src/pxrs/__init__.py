@@ -1,26 +1,33 @@
 """PXRS: share one queue between many consumers, safely.
 
-import pxrs
+    import pxrs
 
-queue = pxrs.open("file:./orders", partitions=8)
-with queue.producer() as producer:
-    producer.send("acct-42", b"hello")
-queue.consumer(group="billing", handler=print).run()
+    queue = pxrs.open("file:./orders", partitions=8)
+    with queue.producer() as producer:
+        producer.send("acct-42", b"hello")
+    queue.consumer(group="billing", handler=print).run()
+
+The names below are loaded when they are first used: a process that only reads a piece of a log, as a Spark task
+does, does not pay for the rest.
 """
 
 from __future__ import annotations
 
-from pxrs import errors
-from pxrs.model import Message
-from pxrs.rules.hashing import register_hash
-from pxrs.rules.partitioning import Partitioner
-from pxrs.runtime.consumer import Consumer
-from pxrs.runtime.delivery import Context
-from pxrs.runtime.producer import Producer
-from pxrs.runtime.queue import Queue
-from pxrs.runtime.queue import open_queue as open  # noqa: A004 - pxrs.open is the contract's word
-from pxrs.settings import Settings
-from pxrs.stores.base import Guarantee
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pxrs import errors
+    from pxrs.model import Message
+    from pxrs.rules.hashing import register_hash
+    from pxrs.rules.partitioning import Partitioner
+    from pxrs.runtime.consumer import Consumer
+    from pxrs.runtime.delivery import Context
+    from pxrs.runtime.producer import Producer
+    from pxrs.runtime.queue import Queue
+    from pxrs.runtime.queue import open_queue as open  # noqa: A004 - pxrs.open is the contract's word
+    from pxrs.settings import Settings
+    from pxrs.stores.base import Guarantee
 
 __version__ = "0.1.0"
 
@@ -37,3 +44,30 @@ __all__ = [
     "open",
     "register_hash",
 ]
+
+_HOMES = {
+    "Consumer": "pxrs.runtime.consumer",
+    "Context": "pxrs.runtime.delivery",
+    "Guarantee": "pxrs.stores.base",
+    "Message": "pxrs.model",
+    "Partitioner": "pxrs.rules.partitioning",
+    "Producer": "pxrs.runtime.producer",
+    "Queue": "pxrs.runtime.queue",
+    "Settings": "pxrs.settings",
+    "open": "pxrs.runtime.queue",
+    "register_hash": "pxrs.rules.hashing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("pxrs.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pxrs' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), "open_queue" if name == "open" else name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

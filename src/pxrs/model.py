@@ -82,7 +82,11 @@ class Tenure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The registry's row for one partition. ``checkpoint`` is None until the first commit."""
+    """The registry's row for one partition. ``checkpoint`` is None until the first commit.
+
+    ``note`` is written together with the checkpoint and kept until the next commit, also over a change of owner: an
+    output that is published by the commit leaves there what its next owner needs to finish or clear away.
+    """
 
     number: int
     owner: Owner | None = None
@@ -90,6 +94,7 @@ class Partition:
     checkpoint: int | None = None
     cause: Cause = Cause.CREATED
     paused: bool = False
+    note: str = ""
     history: tuple[Tenure, ...] = ()
 
     @property

@@ -11,7 +11,7 @@ import pytest
 
 from pxrs.errors import Damaged, NotFound
 from pxrs.logs.base import SCHEMA, Stamp
-from pxrs.logs.files import read_piece
+from pxrs.logs.pieces import read_piece
 
 from .conftest import OpenFile
 from .helpers import entries, numbered, pairs, read_all

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from pxrs.errors import BadName, BadUrl, BeyondEnd, Damaged, Expired, NewerFormat
+from pxrs.errors import BadName, BadUrl, BeyondEnd, Damaged, Expired, NewerFormat, Refused
 from pxrs.logs.base import SCHEMA, Stamp, Wish
-from pxrs.logs.files import FileLog, read_piece
+from pxrs.logs.files import FileLog
+from pxrs.logs.pieces import read_range
 from pxrs.settings import Settings
 
 from .conftest import OpenFile
@@ -104,7 +107,7 @@ def test_pieces_are_read_alone(open_file: OpenFile) -> None:
         log.append({0: entries(numbered(5, 5 * number))})
     for start, end in [(0, 50), (7, 8), (12, 43), (20, 25), (5, 5)]:
         pieces = log.pieces(0, start, end)
-        read = [pair for piece in pieces for batch in read_piece(piece, start, end) for pair in pairs(batch)]
+        read = [pair for batch in read_range(pieces, start, end) for pair in pairs(batch)]
         assert read == list(enumerate(numbered(50)))[start:end]
         assert all(piece.kind == "arrow" and os.path.isabs(piece.path) for piece in pieces)
         assert all(piece.start < end and piece.end > start for piece in pieces)
@@ -238,3 +241,32 @@ def test_b35_names_are_synced_in_the_right_order(tmp_path: Path, monkeypatch: py
         "fsync q/partition-0",
         "fdatasync q/partition-0/00000000000000000000.arrow",
     ]
+
+
+def test_a_range_that_the_pieces_do_not_cover_is_an_error(open_file: OpenFile) -> None:
+    log = open_file(segment_bytes=1)
+    for number in range(3):
+        log.append({0: entries(numbered(2, 2 * number))})
+    pieces = log.pieces(0, 0, 6)
+    with pytest.raises(Damaged, match="end at offset 4, 6 was asked for"):
+        list(read_range(pieces[:2], 0, 6))
+    with pytest.raises(Damaged, match="offset 2 is missing; 4 follows"):
+        list(read_range([pieces[0], pieces[2]], 0, 6))
+    with pytest.raises(Damaged, match="is gone"):
+        list(read_range([pieces[0]._replace(path=pieces[0].path + "x")], 0, 2))
+    with pytest.raises(Refused, match="'parquet'"):
+        list(read_range([pieces[0]._replace(kind="parquet")], 0, 2))
+
+
+@pytest.mark.processes
+def test_a_process_that_reads_a_piece_loads_little() -> None:
+    program = (
+        "import sys, pxrs.logs.pieces; print(*sorted(m for m in sys.modules if '.' not in m or m.startswith('pxrs.')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(ended.stdout.split())
+    assert not loaded & {"yaml", "typer", "rich", "prometheus_client", "sqlite3", "mmh3", "greenlet"}
+    assert {name for name in loaded if name.startswith("pxrs.")} == {
+        "pxrs.errors", "pxrs.logs", "pxrs.logs.base", "pxrs.logs.pieces", "pxrs.logs.records", "pxrs.logs.segment",
+        "pxrs.settings",
+    }  # fmt: skip

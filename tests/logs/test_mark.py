@@ -10,12 +10,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from tests.logs.conftest import OpenFile
-from tests.logs.helpers import entries, numbered, read_all
 
 from pxrs.logs import mark
 from pxrs.logs.base import Stamp
 from pxrs.logs.mark import Mark, read_mark, write_mark
+
+from .conftest import OpenFile
+from .helpers import entries, numbered, read_all
 
 
 def test_b32_a_batch_is_not_seen_before_it_is_synced(open_file: OpenFile, monkeypatch: pytest.MonkeyPatch) -> None:

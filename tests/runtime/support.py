@@ -286,8 +286,9 @@ class Site:
         return {line.partition: line.owner for line in self.queue.group("g").describe()}
 
     def owned_by(self, *names: str) -> bool:
-        """Whether all partitions are owned, and these are the owners."""
-        return set(self.owners().values()) == set(names)
+        """Whether all partitions are owned, by these in fair shares."""
+        shares = Counter(self.owners().values())
+        return set(shares) == set(names) and max(shares.values()) - min(shares.values()) <= 1
 
     def lag(self) -> int:
         return self.queue.group("g").describe().total_lag

@@ -55,17 +55,16 @@ def test_describe_of_an_unknown_group_is_refused() -> None:
         assert site.queue.store.scan("") == []
 
 
+def await_settled(site: Site, times: int) -> None:
+    eventually(lambda: len(site.diaries["A"].of("settled")) == times, f"rebalance {times}")
+
+
 def test_one_log_line_tells_each_rebalance(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pxrs.group")
     with Site(partitions=2) as site:
-        for name in "ABC":
+        for number, name in enumerate("ABC", start=1):
             site.member(name, Recorder())
-            eventually(
-                lambda n=name: (
-                    site.diaries["A"].of("settled")[-1:] and n in site.diaries["A"].of("settled")[-1]["members"]
-                ),
-                name,
-            )  # type: ignore[misc]  # mypy cannot type a default of a lambda
+            await_settled(site, number)
     lines = [record.getMessage() for record in caplog.records if " done in " in record.getMessage()]
     assert "A joined; moved 2 partitions (0 1)" in lines[0]
     assert "B joined; moved 1 partitions" in lines[1]

@@ -28,7 +28,7 @@ def demo_settings() -> Settings:
     """A short lease makes a short story; small steps between commits show what a crash may repeat."""
     from pxrs.settings import Settings
 
-    return Settings(lease_ms=2_000, poll_ms=1_000, commit_every=10, commit_interval_ms=1_000)
+    return Settings(lease_ms=2_000, poll_ms=1_000, commit_every=7, commit_interval_ms=1_000)
 
 
 def recorder(member: str, path: str) -> Callable[[Message, Context], None]:

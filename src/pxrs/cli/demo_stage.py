@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from pxrs.errors import Fenced
 from pxrs.model import MemberRow
 
 if TYPE_CHECKING:
@@ -32,4 +33,5 @@ def curtain(queue: Queue, group: str) -> Iterator[None]:
         yield
     finally:
         registry.deregister(holder.owner)
-        registry.resign(lead)
+        with suppress(Fenced):  # a quick member leads already: it saw that the holder is gone
+            registry.resign(lead)

@@ -21,11 +21,8 @@ from pxrs.logs.base import Log, LogIdentity, Piece, Stamp, Wish
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.queuefile import directory_of, open_directory, partition_directory, sibling_directory
 from pxrs.logs.records import check_entries, check_partition
-from pxrs.logs.segment import read_piece
 from pxrs.logs.writer import PartitionWriter
 from pxrs.settings import Settings
-
-__all__ = ["FileLog", "read_piece"]
 
 _SYNCS_AT_ONCE = 8
 

@@ -9,14 +9,13 @@ touches no body; and ``pxrs.xxh3`` over the whole message. Both count the charac
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
 import xxhash
 
 from pxrs.errors import Damaged
-from pxrs.logs.base import SCHEMA, Piece, Stamp
+from pxrs.logs.base import SCHEMA, Stamp
 from pxrs.logs.records import times
 
 SCHEMA_MESSAGE = bytes(SCHEMA.serialize())
@@ -248,22 +247,11 @@ def check_schema(start: bytes, path: str) -> int:
     return int(reader.tell())
 
 
-def read_piece(piece: Piece, start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """The messages of ``[start, end)`` that this piece holds, checksums verified; for use in any process."""
-    with pa.memory_map(piece.path) as file:
-        stored = file.read_buffer()
-    position = piece.position
-    while position < piece.position + piece.length:
-        header = _header_at(stored, position, piece.path)
-        low, high = max(start, header.base), min(end, header.end)
-        if low < high:
-            yield read_batch(stored, position, header, piece.path).slice(low - header.base, high - low)
-        position += header.length
-
-
-def _header_at(stored: pa.Buffer, position: int, path: str) -> Header:
+def header_at(stored: pa.Buffer, position: int, path: str) -> Header:
+    """The header at a position of a mapped segment; Damaged if there is none."""
+    view = memoryview(stored)[position:]
     try:
-        return read_header(bytes(memoryview(stored)[position : position + MAX_HEADER]))
+        return read_header(bytes(view[: header_size(bytes(view[:PREFIX]))]))
     except NotAHeader as error:
         raise Damaged(f"{path}: no intact batch at byte {position}: {error}") from error
 

@@ -35,7 +35,7 @@ def claim(row: Partition, me: Owner, at: float) -> Partition:
     return _pass_to(row, me, Cause.CLAIM, at)
 
 
-def advance(row: Partition, grant: Grant, position: int, end: int | None = None) -> Partition:
+def advance(row: Partition, grant: Grant, position: int, end: int | None = None, note: str = "") -> Partition:
     """Move the checkpoint forward to ``position``; ``end`` is the log's end, if the caller knows it."""
     require_mine(row, grant)
     check_position(row.number, position, end)
@@ -43,7 +43,9 @@ def advance(row: Partition, grant: Grant, position: int, end: int | None = None)
         raise BadCheckpoint(
             f"partition {row.number}: checkpoint {position} is before the stored {row.checkpoint}; use seek to go back"
         )
-    return replace(row, checkpoint=position)
+    if position == row.checkpoint and not note:
+        return row
+    return replace(row, checkpoint=position, note=note)
 
 
 def release(row: Partition, grant: Grant, position: int | None, at: float) -> Partition:
@@ -75,7 +77,7 @@ def force_release(row: Partition, owner: Owner, at: float) -> Partition:
 def seek(row: Partition, position: int, end: int | None, at: float) -> Partition:
     """Set the checkpoint anywhere, back or forth. The owner loses its epoch, claims again and goes on there."""
     check_position(row.number, position, end)
-    return _pass_to(replace(row, checkpoint=position), None, Cause.SEEK, at)
+    return _pass_to(replace(row, checkpoint=position, note=""), None, Cause.SEEK, at)
 
 
 def pause(row: Partition, paused: bool) -> Partition:
@@ -107,7 +109,7 @@ def check_position(partition: int, position: object, end: int | None = None) -> 
 def _not_before(row: Partition, position: int | None) -> Partition:
     if position is None or position <= (row.checkpoint if row.checkpoint is not None else -1):
         return row
-    return replace(row, checkpoint=position)
+    return replace(row, checkpoint=position, note="")
 
 
 def _pass_to(row: Partition, owner: Owner | None, cause: Cause, at: float) -> Partition:

@@ -43,6 +43,7 @@ def encode_partition(row: Partition) -> bytes:
             "checkpoint": row.checkpoint,
             "cause": row.cause.value,
             "paused": row.paused,
+            "note": row.note,
             "history": row.history,
         }
     )
@@ -60,6 +61,7 @@ def decode_partition(number: int, data: bytes) -> Partition:
             fields["checkpoint"],
             Cause(fields["cause"]),
             fields["paused"],
+            fields["note"],
             tuple(Tenure(*line) for line in fields["history"]),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -179,7 +179,8 @@ class Consumer:
             wake_at = self._member.round()
         except Exception as error:  # a driver's bug must end this consumer loudly, not leave it half alive
             logger.exception("consumer %s ends", self.member_id)
-            self._fail(Unavailable(f"consumer {self.member_id!r}: {error!r}"))
+            named = error if isinstance(error, PxrsError) else Unavailable(f"consumer {self.member_id!r}: {error!r}")
+            self._fail(named)
             self.kill()
             return None
         if self._member.finished:

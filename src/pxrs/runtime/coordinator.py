@@ -60,15 +60,15 @@ class Coordinator:
         pace = now + self._settings.beat_ms / 1000
         return pace if verdict is None else min(pace, verdict + 0.001)
 
-    def round(self, group: Group, now: float, polled: bool) -> bool:
+    def round(self, group: Group, polled: bool) -> bool:
         """Do what is due; ``polled``: the rows may have changed since the last round. True if the group row changed."""
         if self._lead is not None and not self._still_leads(group, self._lead):
             self._lose_lead()
         if self._lead is None:
-            return self._stand(group, now)
+            return self._stand(group)
         if self.is_alone and not polled and not self.is_busy:
             return False
-        return self._govern(group, self._lead, now, polled)
+        return self._govern(group, self._lead, polled)
 
     def leave(self, group: Group, now: float) -> None:
         """Hand the lead on: plan without this member and resign, in one swap."""
@@ -96,9 +96,10 @@ class Coordinator:
         self._verify, self._plan = False, None
         self._report("deposed", {"member": self._me.id})
 
-    def _stand(self, group: Group, now: float) -> bool:
+    def _stand(self, group: Group) -> bool:
+        now = self._clock.monotonic()  # not when the round began: a slow store may have held it up since
         leader = self._registry.member(group.leader.id).row if group.leader else None
-        self._watch.see([leader] if leader else [], now)
+        self._watch.see([leader] if leader else [], self._clock.monotonic())
         silent = leader is not None and self._watch.is_silent(leader, now)
         if not rebalance.may_elect(group, self._me, self.leads, leader, silent):
             return False
@@ -111,9 +112,10 @@ class Coordinator:
 
     # ---- leading --------------------------------------------------------------------------------------------
 
-    def _govern(self, group: Group, lead: Grant, now: float, polled: bool) -> bool:
+    def _govern(self, group: Group, lead: Grant, polled: bool) -> bool:
+        now = self._clock.monotonic()  # silence is counted from after one reading to before another
         members = {m.id: m for m in self._registry.members()}
-        self._watch.see(members.values(), now)
+        self._watch.see(members.values(), self._clock.monotonic())
         dead = self._dead(members, now)
         live = rebalance.eligible(members.values(), dead)
         lives = frozenset((m.id, m.inc) for m in members.values())

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pxrs.clock import Clock
-from pxrs.errors import Conflict, DuplicateMember, Fenced, PxrsError, Unavailable, Unknown, WentBack
+from pxrs.errors import BadCheckpoint, Conflict, DuplicateMember, Fenced, PxrsError, Unavailable, Unknown, WentBack
 from pxrs.model import Grant, Group, MemberRow, Owner, Partition
 from pxrs.rules import rebalance
 from pxrs.rules.commits import CommitPolicy
@@ -20,7 +20,7 @@ from pxrs.rules.rebalance import Mode, Step
 from pxrs.rules.targets import Target
 from pxrs.runtime.coordinator import Coordinator
 from pxrs.runtime.pulse import Pulse
-from pxrs.runtime.registry import Registry
+from pxrs.runtime.registry import Changed, Registry
 from pxrs.runtime.report import Report
 from pxrs.runtime.rows import Held
 from pxrs.runtime.work import Handle, Work
@@ -120,6 +120,8 @@ class Member:
 
     def _keep_alive(self, now: float) -> None:
         self._pulse.keep(now)
+        if self._pulse.lapsed:
+            self._polled = True
         self._obey(self._pulse.asked_to_leave)
 
     def _obey(self, asked_to_leave: bool) -> None:
@@ -147,6 +149,7 @@ class Member:
         except PxrsError:
             self._polled = True
             raise
+        self._pulse.rows_were_read()
         self._looked = True
         self._next_poll = now + self._settings.poll_ms / 1000
 
@@ -283,7 +286,8 @@ class Member:
     # ---- committing -----------------------------------------------------------------------------------------------
 
     def _commit_due(self, now: float) -> None:
-        self.commit({p: self._work.position(p) for p in self.handles if self._is_commit_due(p, now)}, now)
+        due = {self.handles[p].grant: self._work.position(p) for p in self.handles if self._is_commit_due(p, now)}
+        self.commit({grant: position for grant, position in due.items() if position is not None}, now)
 
     def _is_commit_due(self, number: int, now: float) -> bool:
         handle = self.handles[number]
@@ -296,19 +300,28 @@ class Member:
             return True
         return self._policy.due(position - handle.committed, now - handle.committed_at)
 
-    def commit(self, positions: Mapping[int, int | None], now: float) -> None:
-        """Store these positions, each under the epoch of its own claim."""
-        wishes = {self.handles[p].grant: position for p, position in positions.items() if position is not None}
-        if not wishes:
-            return
-        known = {g.partition: h for g in wishes if (h := self.handles[g.partition].held) is not None}
-        for number, result in self._registry.commit(wishes, known).items():
-            self._after_commit(number, result, wishes[self.handles[number].grant], now)
+    def commit(self, positions: Mapping[Grant, int], now: float) -> Changed:
+        """Store these positions, each under the epoch of the claim it was worked under, never of a later one."""
+        if not positions:
+            return {}
+        known = {g.partition: held for g in positions if (held := self._held(g)) is not None}
+        results = self._registry.commit(positions, known)
+        for grant, position in positions.items():
+            if self._holds(grant):
+                self._after_commit(grant.partition, results[grant.partition], position, now)
+        return results
+
+    def _holds(self, grant: Grant) -> bool:
+        handle = self.handles.get(grant.partition)
+        return handle is not None and handle.grant == grant
+
+    def _held(self, grant: Grant) -> Held[Partition] | None:
+        return self.handles[grant.partition].held if self._holds(grant) else None
 
     def _after_commit(self, number: int, result: Held[Partition] | PxrsError, position: int, now: float) -> None:
         handle = self.handles[number]
-        if isinstance(result, WentBack):
-            raise result
+        if isinstance(result, WentBack | BadCheckpoint):
+            raise result  # the store, or the work, is not what it should be: end loudly
         if isinstance(result, Fenced):
             self._report("refused", {"member": self.me.id, "partition": number, "error": str(result)})
             self._drop(number, lost=True)
@@ -327,7 +340,7 @@ class Member:
             return
         if not (self._looked or self.coordinator.is_busy or now >= self._next_watch):
             return
-        changed = self.coordinator.round(self._group, now, self._looked)
+        changed = self.coordinator.round(self._group, self._looked)
         self._looked = False
         self._next_watch = self.coordinator.next_watch(now)
         if changed:

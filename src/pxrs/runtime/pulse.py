@@ -22,6 +22,7 @@ class Pulse:
         self.confirmed_at = 0.0
         self.next_beat = 0.0
         self.alive_until = 0.0
+        self.lapsed = False
         self._registry = registry
         self._work = work
         self._row = row
@@ -59,10 +60,18 @@ class Pulse:
 
     def _confirmed(self, sent: float) -> None:
         """Counted from when the beat was sent: others can only have seen it later."""
+        self.lapsed = self.lapsed or sent >= self.alive_until
         self.confirmed_at = sent
         self.next_beat = sent + self._settings.beat_ms / 1000
         self.alive_until = sent + self._settings.stop_taking_ms / 1000
-        self._work.extend(self.alive_until)
+        if not self.lapsed:
+            self._work.extend(self.alive_until)
+
+    def rows_were_read(self) -> None:
+        """After a silence that was too long the work goes on only now: others may have taken partitions meanwhile."""
+        if self.lapsed:
+            self.lapsed = False
+            self._work.extend(self.alive_until)
 
     def _show_progress(self, now: float) -> None:
         """Alive is not working: a member without progress says so, and the leader plans without it."""

@@ -113,7 +113,7 @@ class Queue:
         self._assignor = assignor
         self._clock = clock
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        self._consumers: set[Consumer] = set()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._subscriptions: list[Subscription] = []
         self._stop_metrics: Callable[[], None] | None = None
         self._closed = False

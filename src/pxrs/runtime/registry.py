@@ -294,17 +294,22 @@ class Registry:
         positions: Mapping[Grant, int],
         known: Mapping[int, Held[Partition]] | None = None,
         ends: Mapping[int, int] | None = None,
+        note: str = "",
     ) -> Changed:
-        """Store the progress of several partitions, each judged alone."""
-        return self.change(self._advances(positions, ends), known)
+        """Store the progress of several partitions, each judged alone, under the epoch of the grant it comes with."""
+        return self.change(self._advances(positions, ends, note), known)
 
-    def commit_together(self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None) -> None:
+    def commit_together(
+        self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None, note: str = ""
+    ) -> None:
         """Store the progress of several partitions all or none: for output that mixes them."""
-        self._partitions.change_all(self._by_key(self._advances(positions, ends)))
+        self._partitions.change_all(self._by_key(self._advances(positions, ends, note)))
 
-    def _advances(self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None) -> dict[int, PartitionRule]:
+    def _advances(
+        self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None, note: str
+    ) -> dict[int, PartitionRule]:
         def rule(grant: Grant, position: int, row: Partition) -> Partition:
-            return ownership.advance(row, grant, position, (ends or {}).get(grant.partition))
+            return ownership.advance(row, grant, position, (ends or {}).get(grant.partition), note)
 
         return {grant.partition: partial(rule, grant, position) for grant, position in positions.items()}
 

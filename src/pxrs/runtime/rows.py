@@ -70,7 +70,8 @@ class Rows(Generic[T]):
             todo = [key for key in rules if key not in results]
             if not todo:
                 break
-            held |= self.read([key for key in todo if key not in held])
+            if missing := [key for key in todo if key not in held]:
+                held |= self.read(missing)
             wishes = self._decide(todo, rules, held, results)
             self._swap(wishes, held, results, bell)
         for key in rules:
@@ -84,14 +85,17 @@ class Rows(Generic[T]):
             raise result
         return result
 
-    def change_all(self, rules: Mapping[str, Rule[T]]) -> dict[str, Held[T]]:
-        """Apply all rules in one atomic swap, or none of them: the first refusal is raised."""
+    def change_all(self, rules: Mapping[str, Rule[T]]) -> None:
+        """Apply all rules in one atomic swap, or none of them: the first refusal is raised.
+
+        Nothing is read after the swap: a read that failed then would hide from the caller that it is done.
+        """
         for _ in range(TRIES):
             held = self.read(list(rules))
             wanted = {key: rule(held[key].row) for key, rule in rules.items()}
             outcome = self._store.swap_all([self._as_swap(k, held[k].version, row) for k, row in wanted.items()])
             if outcome.verdict is Verdict.DONE:
-                return self.read(list(rules))
+                return
             if outcome.verdict is Verdict.UNKNOWN:
                 raise Unknown(f"no answer to a swap of {len(rules)} rows: {outcome.reason}")
         raise Conflict(f"one of {len(rules)} rows was changed by others {TRIES} times in a row")

@@ -23,6 +23,7 @@ from pxrs.rules import ownership, rebalance
 from pxrs.rules.rebalance import Mode, Step
 from pxrs.runtime import rows as runtime_rows
 from pxrs.runtime.member import Member
+from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
 from pxrs.stores.base import Outcome, Row, Swap, Verdict
 from pxrs.stores.memory import MemoryStore
@@ -90,7 +91,9 @@ def _frees_under_the_old_epoch(row: Partition, owner: Owner | None, cause: Cause
     return with_history(replace(row, owner=owner, epoch=row.epoch + (owner is not None), cause=cause), at)
 
 
-def _advance_by_name_alone(row: Partition, grant: Grant, position: int, end: int | None = None) -> Partition:
+def _advance_by_name_alone(
+    row: Partition, grant: Grant, position: int, end: int | None = None, note: str = ""
+) -> Partition:
     if row.owner is None or row.owner.id != grant.owner.id:
         raise Fenced("not the owner")
     return replace(row, checkpoint=max(position, row.position))
@@ -171,8 +174,8 @@ def _releases_while_handlers_run(
 _sound_next_step = rebalance.next_step
 
 
-def _commits_what_it_has_only_taken(self: Member, positions: Mapping[int, int | None], now: float) -> None:
-    _sound_commit(self, {p: None if position is None else position + 1 for p, position in positions.items()}, now)
+def _commits_what_it_has_only_taken(self: Member, positions: Mapping[Grant, int], now: float) -> Changed:
+    return _sound_commit(self, {grant: position + 1 for grant, position in positions.items()}, now)
 
 
 def _seek_under_the_old_epoch(row: Partition, position: int, end: int | None, at: float) -> Partition:

@@ -1,0 +1,194 @@
+"""group list|describe|members|seek|pause|resume|delete and member evict|drain."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import pxrs as library
+
+from .helpers import QUEUE, Pxrs, make_group, make_queue
+
+COLUMNS = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "EPOCH"]
+
+
+@pytest.fixture
+def ready(pxrs: Pxrs) -> Pxrs:
+    """A queue of 40 messages and a group without members that has processed nothing."""
+    make_queue(pxrs, messages=40)
+    make_group(pxrs, "billing")
+    return pxrs
+
+
+@contextmanager
+def running_member(group: str, name: str) -> Iterator[library.Consumer]:
+    settings = library.Settings(lease_ms=1_000, poll_ms=100)
+    with (
+        library.open(QUEUE, create=False, settings=settings) as queue,
+        queue.consumer(group, lambda _: None, name) as consumer,
+    ):
+        wait_until(lambda: consumer.state == "live")
+        yield consumer
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def checkpoints(name: str = "billing") -> list[int]:
+    with library.open(QUEUE, create=False) as queue:
+        return [line.checkpoint for line in queue.group(name).describe()]
+
+
+def ends() -> list[int]:
+    with library.open(QUEUE, create=False) as queue:
+        return list(queue.ends().values())
+
+
+def test_list_shows_state_and_lag(ready: Pxrs) -> None:
+    lines = [line.split() for line in ready("group", "list", QUEUE).out.splitlines()]
+    assert lines == [["GROUP", "STATE", "MEMBERS", "TOTAL-LAG"], ["billing", "Empty", "0", "40"]]
+
+
+def test_describe_has_kafkas_columns_and_a_total(ready: Pxrs) -> None:
+    shown = ready("group", "describe", QUEUE, "billing")
+    head, _, body = shown.out.partition("\n\n")
+    facts = dict(line.split(maxsplit=1) for line in head.splitlines())
+    assert facts["GROUP"] == "billing" and facts["STATE"] == "Empty" and facts["MEMBERS"] == "0"
+    assert facts["IDLE"] == "-" and facts["TOTAL-LAG"] == "40"
+    rows = [line.split() for line in body.splitlines()]
+    assert rows[0] == COLUMNS and len(rows) == 5
+    assert rows[1][:4] == ["billing", "orders", "0", "0"] and rows[1][6:8] == ["-", "-"]
+    assert "has no members" in shown.err
+
+
+def test_describe_for_programs(ready: Pxrs) -> None:
+    found = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)
+    assert found["total_lag"] == 40 and len(found["partitions"]) == 4
+    assert found["partitions"][2]["partition"] == 2 and found["partitions"][2]["consumer_id"] is None
+    rows = list(csv.reader(io.StringIO(ready("group", "describe", QUEUE, "billing", "-o", "csv").out)))
+    assert rows[0] == COLUMNS and sum(int(row[5]) for row in rows[1:]) == 40
+
+
+@pytest.mark.parametrize(("limit", "code"), [(39, 3), (40, 0)])
+def test_too_much_lag_is_exit_code_3(ready: Pxrs, limit: int, code: int) -> None:
+    assert ready("group", "describe", QUEUE, "billing", "--fail-if-lag", limit).code == code
+
+
+def test_watch_shows_it_again_until_interrupted(ready: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", pause)
+    shown = ready("group", "describe", QUEUE, "billing", "--watch", "--every", "500ms")
+    assert shown.code == 0 and shown.out.count("TOTAL-LAG") == 3 and pauses == [0.5] * 3
+
+
+@pytest.mark.parametrize("verb", ["describe", "members", "pause", "resume", "delete", "seek --to-latest"])
+def test_a_group_that_is_not_there_is_named(pxrs: Pxrs, verb: str) -> None:
+    make_queue(pxrs)
+    name, *options = verb.split()
+    shown = pxrs("group", name, QUEUE, "nobody", *options)
+    assert shown.code == 1 and "there is no group 'nobody'" in shown.err
+
+
+def test_members_owners_and_hosts_are_shown(ready: Pxrs) -> None:
+    with running_member("billing", "A"):
+        rows = [line.split() for line in ready("group", "members", QUEUE, "billing").out.splitlines()]
+        assert rows[0][:2] == ["GROUP", "CONSUMER-ID"] and rows[1][:2] == ["billing", "A"]
+        assert rows[1][-4:] == ["active", "4", "0-3", "yes"]
+        described = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)
+        assert described["state"] == "Stable" and described["members"] == 1
+        assert {(p["consumer_id"], p["host"]) for p in described["partitions"]} == {("A", rows[1][2])}
+        refused = ready("group", "delete", QUEUE, "billing")
+        assert refused.code == 1 and "has members: A" in refused.err
+
+
+def test_seek_is_a_dry_run_without_execute(ready: Pxrs) -> None:
+    shown = ready("group", "seek", QUEUE, "billing", "--to-latest")
+    rows = [[int(cell) for cell in line.split()] for line in shown.out.splitlines()[1:]]
+    assert [row[:3] for row in rows] == [[p, 0, end] for p, end in enumerate(ends())]
+    assert "dry run" in shown.err and checkpoints() == [0, 0, 0, 0]
+    assert ready("group", "seek", QUEUE, "billing", "--to-latest", "--execute").code == 0
+    assert checkpoints() == ends()
+
+
+def test_seek_to_places(ready: Pxrs) -> None:
+    def seek(*options: object) -> list[int]:
+        assert ready("group", "seek", QUEUE, "billing", *options, "--execute").code == 0
+        return checkpoints()
+
+    assert seek("--to-offset", 3, "-p", 0, "-p", 2) == [3, 0, 3, 0]
+    assert seek("--shift-by", 2) == [min(c + 2, e) for c, e in zip([3, 0, 3, 0], ends(), strict=True)]
+    assert seek("--shift-by", -1_000) == [0, 0, 0, 0]
+    assert seek("--to-datetime", (datetime.now(UTC) + timedelta(hours=1)).isoformat()) == ends()
+    assert seek("--by-duration", "1h30m") == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        ((), 2, "say once where to"),
+        (("--to-earliest", "--to-latest"), 2, "say once where to"),
+        (("--to-offset", "1000"), 1, "outside the log"),
+        (("--to-earliest", "-p", "9"), 1, "has no partition 9"),
+        (("--to-datetime", "2026-01-31T12:00:00"), 1, "no time zone: write 2026-01-31T12:00:00Z"),
+        (("--to-datetime", "yesterday"), 1, "is no time"),
+        (("--by-duration", "an hour"), 1, "is no duration"),
+        (("--by-duration", "1h 30"), 1, "is no duration"),
+    ],
+)
+def test_seek_refuses_nonsense(ready: Pxrs, options: tuple[str, ...], code: int, words: str) -> None:
+    shown = ready("group", "seek", QUEUE, "billing", *options, "--execute")
+    assert shown.code == code and words in shown.err and checkpoints() == [0, 0, 0, 0]
+
+
+def test_pause_and_resume(ready: Pxrs) -> None:
+    def paused() -> str:
+        return str(json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)["paused"])
+
+    assert ready("group", "pause", QUEUE, "billing", "-p", 1, "-p", 2).out.startswith("paused partitions 1-2")
+    assert paused() == "1-2"
+    assert ready("group", "resume", QUEUE, "billing", "-p", 2).code == 0 and paused() == "1"
+    assert ready("group", "resume", QUEUE, "billing").code == 0 and paused() == "-"
+    assert ready("group", "pause", QUEUE, "billing", "-p", 7).code == 1
+
+
+def test_delete_forgets_the_group(ready: Pxrs) -> None:
+    assert ready("group", "delete", QUEUE, "billing").out == "deleted group 'billing'\n"
+    assert "billing" not in ready("group", "list", QUEUE).out
+
+
+def test_an_evicted_member_is_fenced(ready: Pxrs) -> None:
+    with library.open(QUEUE, create=False, settings=library.Settings(lease_ms=1_000, poll_ms=100)) as queue:
+        consumer = queue.consumer("billing", lambda _: None, "A").start()
+        wait_until(lambda: consumer.state == "live")
+        assert ready("member", "evict", QUEUE, "billing", "A").code == 0
+        assert consumer.wait(30) and consumer.state == "fenced"
+
+
+def test_a_drained_member_leaves_cleanly(ready: Pxrs) -> None:
+    with running_member("billing", "A") as consumer:
+        assert ready("member", "drain", QUEUE, "billing", "A").code == 0
+        assert consumer.wait(30) and consumer.state == "stopped"
+    assert checkpoints() == ends()
+
+
+@pytest.mark.parametrize("verb", ["evict", "drain"])
+def test_a_member_that_is_not_there_is_named(ready: Pxrs, verb: str) -> None:
+    shown = ready("member", verb, QUEUE, "billing", "Z")
+    assert shown.code == 1 and "there is no member 'Z'" in shown.err

@@ -1,0 +1,201 @@
+"""log, dlq, registry and health: looking at what is stored, and putting it right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pxrs as library
+
+from .helpers import QUEUE, Pxrs, make_group, make_queue
+
+
+def settings() -> library.Settings:
+    return library.Settings(tries=1, lease_ms=1_000, poll_ms=100)
+
+
+# ---- log ------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_shows_offsets_segments_and_bytes(pxrs: Pxrs, tmp_path: Path) -> None:
+    make_queue(pxrs, messages=40)
+    rows = json.loads(pxrs("log", "ls", QUEUE, "-o", "json").out)
+    assert [row["partition"] for row in rows] == [0, 1, 2, 3] and sum(row["messages"] for row in rows) == 40
+    for row in rows:
+        files = list((tmp_path / "orders" / f"partition-{row['partition']}").glob("*.arrow")) if row["end"] else []
+        assert (row["segments"], row["bytes"]) == (len(files), sum(file.stat().st_size for file in files))
+
+
+def test_cat_prints_what_is_asked_for(pxrs: Pxrs) -> None:
+    make_queue(pxrs, partitions=1)
+    pxrs("produce", QUEUE, "-K", "=", "-H", "h=1", stdin="".join(f"k{n}={n}\n" for n in range(10)))
+    assert pxrs("log", "cat", QUEUE, "--limit", 2).out == "0\n1\n"
+    assert pxrs("log", "cat", QUEUE, "--offset", 8, "-o", r"%p\t%o %k=%v %h 100%%").out == (
+        "0\t8 k8=8 h=1 100%\n0\t9 k9=9 h=1 100%\n"
+    )
+    assert pxrs("log", "cat", QUEUE, "--offset", -1, "-o", "%s").out == "9\n"
+    assert pxrs("log", "cat", QUEUE, "--offset", "latest").out == ""
+    assert pxrs("log", "cat", QUEUE, "-o", "table").out.splitlines()[0].split() == [
+        "PARTITION", "OFFSET", "TIME", "KEY", "VALUE",
+    ]  # fmt: skip
+    assert pxrs("log", "cat", QUEUE, "-o", "csv").out.splitlines()[1].endswith(",k0,0")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-o", "xml"), "format 'xml' is not known"),
+        (("-o", "%z"), "%z is not known"),
+        (("--offset", "soon"), "--offset 'soon'"),
+        (("--offset", "99"), "99"),
+        (("-p", "4"), "has no partition 4"),
+    ],
+)
+def test_cat_refuses_nonsense(pxrs: Pxrs, options: tuple[str, str], words: str) -> None:
+    make_queue(pxrs, messages=4)
+    shown = pxrs("log", "cat", QUEUE, *options)
+    assert shown.code == 1 and words in shown.err
+
+
+def test_verify_finds_a_damaged_byte(pxrs: Pxrs, tmp_path: Path) -> None:
+    make_queue(pxrs, messages=40)
+    assert pxrs("log", "verify", QUEUE).code == 0
+    segment = next((tmp_path / "orders" / "partition-2").glob("*.arrow"))
+    content = bytearray(segment.read_bytes())
+    content[-20] ^= 1
+    segment.write_bytes(content)
+    shown = pxrs("log", "verify", QUEUE)
+    status = [line.split() for line in shown.out.splitlines()[1:]]
+    assert shown.code == 1 and [row[2] for row in status] == ["ok", "ok", "damaged", "ok"]
+    assert str(segment.name) in shown.err
+
+
+# ---- health ---------------------------------------------------------------------------------------------------------
+
+
+def test_health_says_ok(pxrs: Pxrs) -> None:
+    make_queue(pxrs, messages=4)
+    make_group(pxrs, "billing")
+    assert pxrs("health", QUEUE) == (0, "log: 4 partitions, 4 messages\nregistry: 1 groups\nOK\n", "")
+
+
+def test_health_finds_a_checkpoint_beyond_the_log(pxrs: Pxrs, tmp_path: Path) -> None:
+    make_queue(pxrs, messages=40)
+    make_group(pxrs, "billing", "--to-latest")
+    for segment in (tmp_path / "orders" / "partition-2").glob("*.arrow"):
+        segment.unlink()
+    shown = pxrs("health", QUEUE)
+    assert (
+        shown.code == 1 and "partition 2 is outside the log, which holds 0 to 0" in shown.err and "OK" not in shown.out
+    )
+
+
+def test_health_finds_a_damaged_registry(pxrs: Pxrs, tmp_path: Path) -> None:
+    make_queue(pxrs, messages=4)
+    (tmp_path / "broken.db").write_bytes(b"this is no database, and it is long enough to be looked at" * 20)
+    shown = pxrs("health", QUEUE, "--registry", "sqlite:broken.db")
+    assert shown.code == 1 and "broken.db" in shown.err
+
+
+# ---- dead letters ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failed(pxrs: Pxrs) -> Pxrs:
+    """A group that could not process the messages 3 and 5 of six."""
+    make_queue(pxrs, messages=6, partitions=1)
+
+    def handle(message: library.Message) -> None:
+        if message.json()["n"] in (3, 5):
+            raise ValueError(f"cannot bill {message.json()['n']}")
+
+    with (
+        library.open(QUEUE, create=False, settings=settings()) as queue,
+        queue.consumer("billing", handle, "A") as consumer,
+    ):
+        while consumer.tally.handled < 6:
+            assert not consumer.wait(0.02)
+    return pxrs
+
+
+def test_dlq_ls_and_show(failed: Pxrs) -> None:
+    rows = json.loads(failed("dlq", "ls", QUEUE, "billing", "-o", "json").out)
+    assert [(r["number"], r["offset"], r["key"], r["cause"], r["retried"]) for r in rows] == [
+        (0, 3, "acct-3", "ValueError: cannot bill 3", False),
+        (1, 5, "acct-5", "ValueError: cannot bill 5", False),
+    ]
+    shown = failed("dlq", "show", QUEUE, "billing", 1).out
+    assert "ValueError: cannot bill 5" in shown and '"n": 5' in shown and "Traceback" in shown
+    as_json = json.loads(failed("dlq", "show", QUEUE, "billing", 1, "--json").out)
+    assert as_json["offset"] == 5 and as_json["member"] == "A" and json.loads(as_json["value"])["n"] == 5
+
+
+def test_dlq_retry_sends_the_original_once(failed: Pxrs) -> None:
+    assert failed("dlq", "retry", QUEUE, "billing", 1).out == "sent 1 messages again\n"
+    again = failed("dlq", "retry", QUEUE, "billing", 1)
+    assert again.out == "sent 0 messages again\n" and "--again" in again.err
+    assert failed("dlq", "retry", QUEUE, "billing", "--all").out == "sent 1 messages again\n"
+    assert failed("dlq", "retry", QUEUE, "billing", "--all", "--again").out == "sent 2 messages again\n"
+    sent = [json.loads(line) for line in failed("log", "cat", QUEUE, "--offset", 6, "-o", "json").out.splitlines()]
+    assert [(m["key"], json.loads(m["value"])["n"], m["headers"]) for m in sent] == [
+        ("acct-5", 5, {"pxrs.retried-from": "billing/1"}),
+        ("acct-3", 3, {"pxrs.retried-from": "billing/0"}),
+        ("acct-3", 3, {"pxrs.retried-from": "billing/0"}),
+        ("acct-5", 5, {"pxrs.retried-from": "billing/1"}),
+    ]
+
+
+def test_dlq_names_what_is_not_there(failed: Pxrs) -> None:
+    assert failed("dlq", "ls", QUEUE, "nobody").code == 1
+    assert "there is no dead letter 7" in failed("dlq", "show", QUEUE, "billing", 7).err
+    shown = failed("dlq", "retry", QUEUE, "billing", 0, 7)
+    assert shown.code == 1 and "nothing was sent" in shown.err
+    assert failed("log", "cat", QUEUE, "--offset", 6).out == ""
+    assert failed("dlq", "retry", QUEUE, "billing").code == 2
+    assert failed("dlq", "retry", QUEUE, "billing", 0, "--all").code == 2
+
+
+# ---- registry -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dump_can_be_loaded_elsewhere(failed: Pxrs, tmp_path: Path) -> None:
+    dump = failed("registry", "dump", QUEUE).out
+    keys = [json.loads(line)["key"] for line in dump.splitlines()]
+    assert "/pxrs/orders/billing/group" in keys and "/pxrs/orders/billing/partition/00000" in keys
+    loaded = failed("registry", "load", QUEUE, "--registry", "sqlite:other.db", stdin=dump)
+    assert loaded.out == f"wrote {len(keys)} rows\n"
+    assert failed("registry", "dump", QUEUE, "--registry", "sqlite:other.db").out == dump
+    described = json.loads(failed("group", "list", QUEUE, "--registry", "sqlite:other.db", "-o", "json").out)
+    assert described == [{"group": "billing", "state": "Empty", "members": 0, "total_lag": 0}]
+
+
+def test_load_overwrites_only_with_force(failed: Pxrs, tmp_path: Path) -> None:
+    dump = failed("registry", "dump", QUEUE).out
+    (tmp_path / "rows.jsonl").write_text(dump)
+    assert failed("registry", "load", QUEUE, "rows.jsonl").out == "wrote 0 rows\n"
+    failed("group", "seek", QUEUE, "billing", "--to-earliest", "--execute")
+    refused = failed("registry", "load", QUEUE, "rows.jsonl")
+    assert refused.code == 1 and "partition/00000" in refused.err and "--force" in refused.err
+    assert failed("registry", "dump", QUEUE).out != dump
+    assert failed("registry", "load", QUEUE, "rows.jsonl", "--force").out == "wrote 1 rows\n"
+    assert failed("registry", "dump", QUEUE).out == dump
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("broken", "line 1 is no row"),
+        ('{"key": "/pxrs/orders/g/group"}', "line 1 is no row"),
+        ('{"key": "/pxrs/orders/g/group", "base64": "?"}', "line 1 is no row"),
+        ('{"key": "/pxrs/other/g/group", "text": "{}"}', "is no row of this queue"),
+        ('{"key": "/pxrs/orders/g/x", "text": "1"}\n{"key": "/pxrs/orders/g/x", "text": "2"}', "stands twice"),
+    ],
+)
+def test_load_refuses_what_is_no_dump(pxrs: Pxrs, line: str, words: str) -> None:
+    make_queue(pxrs)
+    shown = pxrs("registry", "load", QUEUE, stdin=line)
+    assert shown.code == 1 and words in shown.err
+    assert pxrs("registry", "dump", QUEUE).out == ""
+    assert pxrs("registry", "load", QUEUE, "missing.jsonl").code == 1
