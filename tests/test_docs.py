@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import runpy
+import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,11 @@ def test_the_example_of_the_readme_does_what_it_says(capsys: pytest.CaptureFixtu
 @pytest.mark.usefixtures("elsewhere")
 def test_the_example_in_the_package_docstring_runs() -> None:
     """It ends with a consumer that would run for ever; one that is stopped by its handler stands in for it."""
-    code = inspect.getdoc(pxrs) or ""
+    code = textwrap.dedent("\n".join(re.findall(r"^(?:    .*)?$", pxrs.__doc__ or "", flags=re.MULTILINE)))
     assert code.count(".run()") == 1
     names: dict[str, Any] = {"handled": []}
     stopping = "queue.consumer(group='billing', handler=handled.append)"
-    changed = re.sub(r"^queue\.consumer.*$", f"consumer = {stopping}", code.partition("\n\n")[2], flags=re.MULTILINE)
+    changed = re.sub(r"^queue\.consumer.*$", f"consumer = {stopping}", code, flags=re.MULTILINE)
     exec(compile(changed, "pxrs.__doc__", "exec"), names)
     with names["queue"], names["consumer"] as consumer:
         while names["queue"].group("billing").describe().total_lag > 0:

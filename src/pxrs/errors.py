@@ -22,7 +22,8 @@ PxrsError
 │   └── BeyondEnd          a checkpoint ahead of the log: the log was lost or recreated
 ├── Full                 the producer's buffer stayed full for the whole time-out
 ├── Closed               the object was closed before this call
-└── HandlerFailed        a handler kept failing and the policy says: stop
+├── HandlerFailed        a handler kept failing and the policy says: stop
+└── StopConsuming        raised by a handler: leave cleanly, this message is not done
 """
 
 from __future__ import annotations
@@ -118,3 +119,7 @@ class Closed(PxrsError):
 
 class HandlerFailed(PxrsError):
     """A handler kept failing on one message, and the failure policy says: stop."""
+
+
+class StopConsuming(PxrsError):
+    """Raise it in a handler to leave the group cleanly. The message at hand is not done; its next owner gets it."""

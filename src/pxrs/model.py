@@ -32,6 +32,9 @@ __all__ = [
 HISTORY_LENGTH = 8
 """How many past owners a partition row remembers."""
 
+EVICTED = "evicted-"
+"""How the incarnation of a member begins that was put out; no process ever answers to it."""
+
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,198}[A-Za-z0-9_-])?")
 
 
@@ -127,6 +130,11 @@ class MemberRow:
     @property
     def owner(self) -> Owner:
         return Owner(self.id, self.inc)
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether an operator has put this member out: the row only keeps its process from coming back."""
+        return self.inc.startswith(EVICTED)
 
     @property
     def patience_ms(self) -> int:

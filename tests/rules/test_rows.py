@@ -13,7 +13,14 @@ from pxrs.model import Cause, Group, MemberRow, MemberState, Message, Owner, Par
 from pxrs.rules import rows
 
 PARTITION = Partition(
-    3, Owner("A", "n1"), 5, 42, Cause.CLAIM, True, "batch-7", (Tenure("A", 5, 1.5, "claim"), Tenure(None, 4, 1.0, "seek"))
+    3,
+    Owner("A", "n1"),
+    5,
+    42,
+    Cause.CLAIM,
+    True,
+    "batch-7",
+    (Tenure("A", 5, 1.5, "claim"), Tenure(None, 4, 1.0, "seek")),
 )
 MEMBER = MemberRow("A", "n1", 7, MemberState.STALLED, 1000, 50, 1.5, (("host", "h"), ("pid", "1")))
 GROUP = Group(8, "xxh64-spark", "pmod", "range", 3, ("A", "B"), "target/x", "B joined", Owner("A", "n1"), 2)
@@ -110,5 +117,6 @@ def test_a_message_shows_its_fields_in_the_users_words() -> None:
 def test_derived_fields_of_rows() -> None:
     assert Partition(0).position == 0 and Partition(0, checkpoint=4).position == 4
     assert MEMBER.owner == Owner("A", "n1")
+    assert MemberRow("A", "evicted-1").is_evicted and not MEMBER.is_evicted
     assert MemberRow("A", "1", lease_ms=10, grace_ms=50).patience_ms == 50
     assert MemberRow("A", "1", lease_ms=100, grace_ms=50).patience_ms == 100

@@ -293,6 +293,7 @@ def test_b11_a_new_leader_leaves_the_living_alone() -> None:
             assert not set(calls) & {p for p, owner in kept.items() if owner == name}
 
 
+@pytest.mark.slow
 def test_b12_leases_lost_by_all_at_once_are_picked_up_again() -> None:
     handler = Recorder()
     with Site(partitions=4, settings=HASTY) as site:
@@ -458,6 +459,24 @@ def test_a_single_consumer_at_rest_writes_its_beats_and_nothing_else() -> None:
         eventually(lambda: len(store.writes) >= start + 10, "ten beats")
         assert {key.rpartition("/g/")[2] for key in store.writes[start:]} == {"member/A"}
         assert store.reads == reads, "a lone member that was not rung has nothing to read"
+
+
+def test_a_quiet_partition_is_committed_without_waiting_for_a_beat() -> None:
+    """Beats are 100 s apart here; the last messages before a silence are committed all the same."""
+    with Site(partitions=1, settings=PATIENT.with_(lease_ms=300_000)) as site:
+        site.member("A", Recorder())
+        site.await_owners("A")
+        for number in range(3):
+            site.send(1, first=number)
+            eventually(lambda: site.lag() == 0, "the commit")
+
+
+def test_partitions_without_a_message_let_the_loop_sleep() -> None:
+    with Site() as site:
+        consumer = site.member("A", Recorder())
+        eventually(lambda: site.diaries["A"].of("settled") and consumer.state == "live", "rest")
+        clock = consumer._clock.monotonic
+        eventually(lambda: consumer._member._next_round(clock()) > clock() + 1, "nothing to do for a while")
 
 
 def test_an_outage_of_the_log_stops_the_consumer_loudly() -> None:

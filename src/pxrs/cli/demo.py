@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal
@@ -35,9 +34,11 @@ def demo(
     from pxrs.cli.demo_crew import crew
     from pxrs.cli.demo_member import GROUP, demo_settings
     from pxrs.cli.demo_story import Story
+    from pxrs.clock import SystemClock
     from pxrs.stores.base import Guarantee
 
-    began = time.monotonic()
+    clock = SystemClock()
+    began = clock.monotonic()
     needed = [Guarantee.ACROSS_PROCESSES] if engine == "processes" else []
     with _directory(keep) as directory:
         # A name of its own: a registry that many share keeps the rows of each demo apart.
@@ -50,7 +51,7 @@ def demo(
                 proof = Story(queue, consumers, engine).tell()
             if registry is not None:
                 queue.group(GROUP).delete()
-    print(f"\nstory: {time.monotonic() - began:.1f} s" + (f"; everything is in {keep}" if keep else ""))
+    print(f"\nstory: {clock.monotonic() - began:.1f} s" + (f"; everything is in {keep}" if keep else ""))
     if not proof.holds:
         raise typer.Exit(1)
 

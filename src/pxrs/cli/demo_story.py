@@ -12,6 +12,7 @@ from pxrs.cli.demo_crew import MEMBERS, Crew
 from pxrs.cli.demo_member import GROUP
 from pxrs.cli.demo_proof import Proof, Sent, prove
 from pxrs.cli.demo_stage import curtain
+from pxrs.clock import SystemClock
 from pxrs.errors import Unavailable
 from pxrs.rules.assignment import moves_by_assignor
 from pxrs.rules.targets import Target
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 FIRST, SECOND, ACCOUNTS = 100, 50, 20
 VICTIM = "A"
+_clock = SystemClock()
 _PATIENCE_SECONDS = 40
 _LOOK_SECONDS = 0.02
 
@@ -100,11 +102,11 @@ class Story:
 
     def _show_takeover(self, before: GroupView) -> None:
         _scene(4, "B and C take over")
-        killed, lease = time.monotonic(), self._queue.settings.lease_ms / 1000
+        killed, lease = _clock.monotonic(), self._queue.settings.lease_ms / 1000
         others = [member for member in MEMBERS if member != VICTIM]
         self._until("B and C own every partition", lambda: self._is_shared_by(others))
         led = f"; {VICTIM} led the group, so a new leader came first" if before.leader == VICTIM else ""
-        print(f"{time.monotonic() - killed:.1f} s after the kill every partition has an owner again")
+        print(f"{_clock.monotonic() - killed:.1f} s after the kill every partition has an owner again")
         print(f"(the lease of {lease:g} s counts from the last beat that was seen{led}).")
         previous = Target.from_owners(len(before), {line.partition: line.owner or "" for line in before}, MEMBERS)
         moves = moves_by_assignor(previous, others)
@@ -139,10 +141,10 @@ class Story:
         return fair and owners <= set(members) and {m.member for m in view.members} == set(members)
 
     def _until(self, what: str, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = _clock.monotonic() + _PATIENCE_SECONDS
         while not is_so():
             trouble = f"{' and '.join(self._crew.ended())} ended by itself" if self._crew.ended() else ""
-            if not trouble and time.monotonic() > deadline:
+            if not trouble and _clock.monotonic() > deadline:
                 trouble = f"waited {_PATIENCE_SECONDS} s in vain until {what}"
             if trouble:
                 raise Unavailable(f"{trouble}\n{self._crew.complaint()}".strip())

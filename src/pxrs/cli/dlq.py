@@ -102,6 +102,6 @@ def _send(queue: Queue, group: str, letters: list[DeadLetter]) -> None:
     with queue.producer() as producer:
         for letter in letters:
             origin = {RETRIED_FROM: f"{group}/{letter.number}".encode()}
-            producer.send(letter.key, letter.value, letter.headers | origin)
+            producer.send(letter.key, letter.value, letter.headers | origin, tenant=letter.tenant)
         producer.flush()
     queue.group(group).dead_letters.mark_retried({letter.number for letter in letters})

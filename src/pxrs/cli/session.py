@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pxrs.cli.messages import Shape
-from pxrs.errors import HandlerFailed
+from pxrs.errors import StopConsuming
 
 if TYPE_CHECKING:
     from pxrs.model import Message
@@ -26,13 +25,6 @@ _CAUSE_LENGTH = 500
 
 class CommandFailed(Exception):
     """The command of ``--exec`` did not end with 0."""
-
-
-class Enough(BaseException):
-    """Ends the consumer from inside a handler. No Exception: those are tried again, and then count as processed.
-
-    The message at hand is not done; the clean leave that follows hands its partition over at it.
-    """
 
 
 class Print:
@@ -92,7 +84,7 @@ class Session:
             self._work(message)
         except BrokenPipeError:
             self._end()
-            raise Enough from None
+            raise StopConsuming from None
         except Exception:
             if context.attempt >= self._tries:  # the failure policy takes care of it: nobody will see it again
                 self._finish(message)
@@ -118,7 +110,7 @@ class Session:
             while self._most is not None and self._taken >= self._most and not self._is_ending():
                 self._changed.wait(_LOOK_SECONDS)
             if self._is_ending():
-                raise Enough
+                raise StopConsuming
             self._taken += 1
             self._running.add(partition)
 
@@ -145,12 +137,8 @@ class Session:
         self._consumer = consumer
         watcher = threading.Thread(target=self._watch, args=(consumer, group, ends), daemon=True)
         watcher.start()
-        logging.getLogger("pxrs.consumer").addFilter(_is_trouble)
         try:
             consumer.run()
-        except HandlerFailed as error:
-            if repr(Enough()) not in str(error):
-                raise
         finally:
             self._end()
             watcher.join()
@@ -170,8 +158,3 @@ class Session:
             return False
         rows = group.registry.read_partitions(left).values() if left else []
         return all(held.row is not None and held.row.position >= ends[held.row.number] for held in rows)
-
-
-def _is_trouble(record: logging.LogRecord) -> bool:
-    """Whether a log line is worth a person's time: the end of a handler that has had enough is not."""
-    return not (record.exc_info and record.exc_info[0] is Enough)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
+from pxrs.clock import SystemClock
 from pxrs.errors import Refused
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -36,7 +37,7 @@ def start(text: str) -> str | datetime:
 
 
 def ago(span: timedelta) -> datetime:
-    return datetime.now(UTC) - span
+    return datetime.fromtimestamp(SystemClock().wall(), tz=UTC) - span
 
 
 def timestamp(microseconds: int) -> str:

@@ -55,10 +55,7 @@ def open_directory(directory: str, name: str, wish: Wish, create: bool) -> LogId
     try:
         recorded = _read(directory)
         if recorded is None and not create:
-            raise NotFound(
-                f"there is no queue in {directory}: create it with `pxrs init file:{directory}`, "
-                "or open it with create=True"
-            )
+            raise NotFound(f"there is no queue in {directory}: create it with `pxrs init file:{directory}`")
         return _create(directory, name, wish) if recorded is None else agree(name, wish, recorded)
     except OSError as error:
         raise Unavailable(f"{directory}: {error}") from error

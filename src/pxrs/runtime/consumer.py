@@ -77,6 +77,7 @@ class Consumer:
         self._watcher = Loop(f"pxrs-{loop_name}-watch", self._watch)
         workforce.job.wake = self._loop.wake
         workforce.job.fail = _weakly(self._fail)
+        workforce.job.stop = _weakly(self._request_stop)
         weakref.finalize(self, Workforce.halt, workforce)
 
     # ---- what users call -----------------------------------------------------------------------------------------
@@ -234,14 +235,14 @@ class Consumer:
                 signal.signal(number, handler)
 
 
-def _weakly(method: Callable[[PxrsError], None]) -> Callable[[PxrsError], None]:
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     """The bound method, without keeping its object alive."""
     weak: Any = weakref.WeakMethod(method)
 
-    def call(error: PxrsError) -> None:
+    def call(*arguments: Any) -> None:
         alive = weak()
         if alive is not None:
-            alive(error)
+            alive(*arguments)
 
     return call
 
@@ -254,6 +255,7 @@ class Subscription:
         self._done = threading.Event()
         self._error: PxrsError | None = None
         workforce.job.fail = self._fail
+        workforce.job.stop = self._end
         workforce.job.wake = lambda: None
 
     def stop(self) -> None:
@@ -288,6 +290,9 @@ class Subscription:
 
     def _fail(self, error: PxrsError) -> None:
         self._error = self._error or error
+        self._end()
+
+    def _end(self) -> None:
         for worker in self._workforce.workers.values():
             worker.drain()
         self._done.set()

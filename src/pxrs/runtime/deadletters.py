@@ -33,6 +33,7 @@ class DeadLetter(NamedTuple):
     key: bytes | None
     value: bytes
     headers: dict[str, bytes]
+    tenant: str | None
     cause: str
     stack: str
     tries: int
@@ -131,6 +132,7 @@ def _as_letter(message: Message, retried: bool) -> DeadLetter:
         key=message.key,
         value=message.value,
         headers={k: v for k, v in headers.items() if not k.startswith(_PREFIX)},
+        tenant=message.tenant,
         cause=own.get("cause", ""),
         stack=own.get("stack", ""),
         tries=int(own.get("tries", 0)),

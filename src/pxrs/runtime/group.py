@@ -9,7 +9,7 @@ from datetime import datetime
 from pxrs.clock import Clock
 from pxrs.errors import NotFound, PxrsError, Refused
 from pxrs.logs.base import Log
-from pxrs.model import Partition, Tenure
+from pxrs.model import EVICTED, Partition, Tenure
 from pxrs.rules.ownership import check_position
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import messages_of
@@ -71,7 +71,7 @@ class GroupHandle:
 
     def evict(self, member: str) -> None:
         """Put a member out at once: its process is fenced and stops, its partitions go to others."""
-        self.registry.evict(member, f"evicted-{secrets.token_hex(8)}")
+        self.registry.evict(member, f"{EVICTED}{secrets.token_hex(8)}")
 
     def drain(self, member: str) -> None:
         """Ask a member to leave cleanly."""
@@ -80,7 +80,7 @@ class GroupHandle:
     def delete(self) -> None:
         """Forget the group and its checkpoints. Refused while it has members."""
         self.registry.group()
-        members = [member.id for member in self.registry.members()]
+        members = [member.id for member in self.registry.members() if not member.is_evicted]
         if members:
             raise Refused(f"group {self.name!r} has members: {', '.join(members)}; stop or evict them first")
         store = self.registry.store

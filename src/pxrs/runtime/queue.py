@@ -31,7 +31,7 @@ from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
 from pxrs.runtime.worker import Job
 from pxrs.runtime.workforce import Workforce
-from pxrs.settings import Settings
+from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE, Settings
 from pxrs.stores.base import Guarantee, Store
 
 Start = str | datetime
@@ -57,8 +57,12 @@ def open_queue(
     """
     settings = settings or load_settings(None, os.environ)
     log_url, registry_url = _places(url, log, registry)
-    partitioner_hash = Partitioner(1, hash=hash).hash if callable(hash) else hash
-    wish = Wish(partitions, partitioner_hash, reduce)
+    # Whatever can be refused is refused before anything is created.
+    find_driver("pxrs.stores", registry_url)
+    if isinstance(hash, str):
+        _make_known(hash)
+    wished = Partitioner(1, hash=hash or DEFAULT_HASH, reduce=reduce or DEFAULT_REDUCE)
+    wish = Wish(partitions, wished.hash if hash else None, reduce)
     opened: Log = find_driver("pxrs.logs", log_url).open(log_url, wish, settings, create)
     try:
         _make_known(opened.identity.hash)
@@ -273,6 +277,7 @@ class Queue:
             dead_letters=group.dead_letters,
             wake=no_job_yet,
             fail=no_job_yet,
+            stop=no_job_yet,
             assigned=delivery.taking(assigned, 3),
             revoked=delivery.taking(revoked, 3),
             member=member,

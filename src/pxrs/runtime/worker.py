@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pxrs.clock import Clock
-from pxrs.errors import HandlerFailed, PxrsError
+from pxrs.errors import HandlerFailed, PxrsError, StopConsuming
 from pxrs.logs.base import Log
 from pxrs.model import Grant, Message
 from pxrs.runtime import delivery
@@ -60,7 +60,9 @@ class Job:
     wake: Callable[[], None]
     """Tell the member's loop that there is something to commit or to release."""
     fail: Callable[[PxrsError], None]
-    """Tell the consumer that it must stop."""
+    """Tell the consumer that it must stop, and why."""
+    stop: Callable[[], None]
+    """Tell the consumer that it shall leave: a handler has had enough."""
     assigned: Callable[..., Any] | None = None
     revoked: Callable[..., Any] | None = None
     member: str = ""
@@ -242,6 +244,8 @@ class Worker:
 
     def _rescue(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception) -> bool:
         """Try again, then let the policy decide. False: this thread shall stop here, the message is not done."""
+        if isinstance(error, StopConsuming):
+            return self._leave()
         found: Exception | None = error
         if parcel.end - parcel.start > 1:
             return self._rescue_one_by_one(batch, parcel, error)
@@ -251,7 +255,14 @@ class Worker:
                 return False
             tries += 1
             found = self._try_again(parcel, tries)
+            if isinstance(found, StopConsuming):
+                return self._leave()
         return found is None or self._settle(batch, parcel, found, tries)
+
+    def _leave(self) -> bool:
+        self._halt = True
+        self._job.stop()
+        return False
 
     def _rescue_one_by_one(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception) -> bool:
         """One bad message must not take its neighbours with it: the pack is handed over in single messages."""
