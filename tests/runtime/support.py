@@ -187,6 +187,18 @@ class Gate:
         self._open.set()
 
 
+def is_partition(swap: Swap) -> bool:
+    return "/partition/" in swap.key
+
+
+def is_commit(swap: Swap) -> bool:
+    """A partition row with progress in it, in an owner's hands. (The first claim of a group has none.)"""
+    if not is_partition(swap) or swap.value is None:
+        return False
+    row = rows.decode_partition(int(swap.key[-5:]), swap.value)
+    return row.owner is not None and row.position > 0
+
+
 class RecordingStore(SwitchedStore):
     """Writes down every partition row that was really stored, for the checker, in the order in which it happened."""
 
@@ -236,11 +248,17 @@ class Site:
         self.queue = self.open(MemoryStore(self.table))
 
     def open(self, store: Store, clock: SystemClock | None = None, settings: Settings | None = None) -> Queue:
-        log = MemoryLog.open(self._url, Wish(self.partitions), self.settings, True)
-        partitioner = Partitioner(self.partitions, hash=log.identity.hash, reduce=log.identity.reduce)
-        queue = Queue(log, store, partitioner, None, settings or self.settings, clock or SystemClock())
+        queue = self.queue_of_its_own(store, clock, settings)
         self._closing.callback(queue.close)
         return queue
+
+    def queue_of_its_own(
+        self, store: Store, clock: SystemClock | None = None, settings: Settings | None = None
+    ) -> Queue:
+        """A queue object that nobody here holds on to."""
+        log = MemoryLog.open(self._url, Wish(self.partitions), self.settings, True)
+        partitioner = Partitioner(self.partitions, hash=log.identity.hash, reduce=log.identity.reduce)
+        return Queue(log, store, partitioner, None, settings or self.settings, clock or SystemClock())
 
     def member(
         self,

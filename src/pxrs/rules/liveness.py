@@ -1,7 +1,8 @@
 """Who is alive, judged on the observer's own clock: a beat is a counter, and silence is time since it last moved.
 
 No wall clocks are compared and no stored time is read, so a jumping clock on any machine changes nothing.
-An observer that has just begun to watch judges nobody before it has watched a whole lease itself.
+An observer that has just begun to watch judges nobody before it has watched a whole lease itself; nor does one that
+has not looked for a lease, because the whole machine slept.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ class Watch:
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
+        self._looked = 0.0
 
     def see(self, members: Iterable[MemberRow], now: float) -> None:
         """Take in the rows as they are now. Members that are not among them are forgotten."""
         self._seen = {member.id: self._note(member, now) for member in members}
+        self._looked = now
 
     def _note(self, member: MemberRow, now: float) -> _Seen:
         before = self._seen.get(member.id)
-        if before is None or (before.row.inc, before.row.beat) != (member.inc, member.beat):
+        blind = (now - self._looked) * 1000 > member.lease_ms
+        if before is None or blind or (before.row.inc, before.row.beat) != (member.inc, member.beat):
             return _Seen(member, now)
         return _Seen(member, before.since)
 

@@ -48,6 +48,28 @@ class Loop:
             self._bell.wait(pause)
 
 
+class Watcher:
+    """Waits for the bell, and tells. It holds nobody alive while it waits."""
+
+    def __init__(self, name: str, registry: Registry, seconds: float, rang: Callable[[], bool]) -> None:
+        self._registry = registry
+        self._seconds = seconds
+        self._rang = weakref.WeakMethod(rang)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        mark, pause = 0, threading.Event()
+        while self._tell():
+            try:
+                mark = self._registry.wait(mark, self._seconds)
+            except (Unavailable, Closed):
+                pause.wait(1.0)
+
+    def _tell(self) -> bool:
+        rang = self._rang()
+        return rang is not None and rang()
+
+
 class Consumer:
     """Processes its share of a queue's partitions. Made by ``queue.consumer(...)``."""
 
@@ -59,7 +81,7 @@ class Consumer:
         meter: Meter,
         clock: Clock,
         loop_name: str,
-        forget: Callable[[Consumer], None],
+        running: set[Consumer],
     ) -> None:
         self.member_id = member.me.id
         self._registry = registry
@@ -67,14 +89,13 @@ class Consumer:
         self._workforce = workforce
         self.meter = meter
         self._clock = clock
-        self._forget = forget
+        self._running = running
         self._done = threading.Event()
         self._stopping = False
         self._killed = False
-        self._mark = 0
         self._error: PxrsError | None = None
         self._loop = Loop(f"pxrs-{loop_name}", self._round)
-        self._watcher = Loop(f"pxrs-{loop_name}-watch", self._watch)
+        self._watcher = Watcher(f"pxrs-{loop_name}-watch", registry, member.poll_seconds, self._rang)
         workforce.job.wake = self._loop.wake
         workforce.job.fail = _weakly(self._fail)
         workforce.job.stop = _weakly(self._request_stop)
@@ -86,6 +107,7 @@ class Consumer:
         """Begin, without blocking."""
         if self._loop.thread.ident is not None:
             raise Closed("a consumer starts once; make a new one")
+        self._running.add(self)
         self._loop.thread.start()
         self._watcher.thread.start()
         return self
@@ -189,16 +211,13 @@ class Consumer:
             return None
         return max(0.0, wake_at - self._clock.monotonic())
 
-    def _watch(self) -> float | None:
+    def _rang(self) -> bool:
+        """Somebody has changed something, or the time is over: look at the rows. False: there is nobody to look."""
         if self._done.is_set():
-            return None
-        try:
-            self._mark = self._registry.wait(self._mark, self._member.poll_seconds)
-        except (Unavailable, Closed):
-            return 1.0
+            return False
         self._member.poll()
         self._loop.wake()
-        return 0.0
+        return True
 
     def _request_stop(self) -> None:
         self._stopping = True
@@ -211,7 +230,7 @@ class Consumer:
 
     def _finish(self) -> None:
         self._done.set()
-        self._forget(self)
+        self._running.discard(self)
 
     def _is_own_thread(self) -> bool:
         """A handler may ask its own consumer to stop: it must not wait for itself."""

@@ -108,7 +108,7 @@ class Member:
                 part(now)
             except (Unavailable, Conflict, Unknown) as error:
                 problem = error
-            except (Fenced, WentBack) as error:
+            except (Fenced, WentBack, BadCheckpoint) as error:
                 self._give_up(error)
         if problem is not None:
             self._report("troubled", {"member": self.me.id, "error": str(problem)})

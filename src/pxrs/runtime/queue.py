@@ -117,7 +117,8 @@ class Queue:
         self._assignor = assignor
         self._clock = clock
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        # Consumers live from their start to their end, or as long as their queue: whoever drops both drops them.
+        self._consumers: set[Consumer] = set()
         self._subscriptions: list[Subscription] = []
         self._stop_metrics: Callable[[], None] | None = None
         self._closed = False
@@ -181,10 +182,7 @@ class Queue:
         listeners: list[Report] = [Journal(self.name, group), meter, *([report] if report else [])]
         taking_part = Member(registry, workforce, row, settings, self._clock, _nonce, to_all(*listeners))
         meter.connect(taking_part, workforce)
-        consumer = Consumer(
-            registry, taking_part, workforce, meter, self._clock, f"{group}-{name}", self._consumers.discard
-        )
-        self._consumers.add(consumer)
+        consumer = Consumer(registry, taking_part, workforce, meter, self._clock, f"{group}-{name}", self._consumers)
         self._serve_metrics(settings.metrics_port)
         return consumer
 
