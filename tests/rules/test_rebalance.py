@@ -122,6 +122,14 @@ def test_b11_a_new_observer_judges_nobody_before_it_has_watched_a_whole_lease() 
     assert watch.is_dead(row, 501.0)
 
 
+def test_silence_is_counted_from_the_last_move_however_often_one_looks() -> None:
+    watch, row = Watch(), MemberRow("A", "1", beat=3, lease_ms=1000)
+    for moment in (10.0, 10.25, 10.5, 10.75):
+        watch.see([row], moment)
+    assert watch.silent_for(row, 10.875) == 0.875
+    assert watch.is_dead(row, 11.0)
+
+
 def test_an_observer_that_slept_itself_judges_nobody_on_waking() -> None:
     watch, row = Watch(), MemberRow("A", "1", lease_ms=1000)
     watch.see([row], 0.0)
