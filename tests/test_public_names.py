@@ -21,6 +21,7 @@ PUBLIC = {
     "Queue",
     "Settings",
     "errors",
+    "load_settings",
     "open",
     "register_hash",
 }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pxrs.model import Message
     from pxrs.rules.hashing import register_hash
     from pxrs.rules.partitioning import Partitioner
+    from pxrs.runtime.config import load_settings
     from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.delivery import Context
     from pxrs.runtime.producer import Producer
@@ -41,6 +42,7 @@ __all__ = [
     "Queue",
     "Settings",
     "errors",
+    "load_settings",
     "open",
     "register_hash",
 ]
@@ -54,6 +56,7 @@ _HOMES = {
     "Producer": "pxrs.runtime.producer",
     "Queue": "pxrs.runtime.queue",
     "Settings": "pxrs.settings",
+    "load_settings": "pxrs.runtime.config",
     "open": "pxrs.runtime.queue",
     "register_hash": "pxrs.rules.hashing",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping
 from typing import Any
 
@@ -28,8 +29,9 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) 
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
-def load_settings(path: str | None, environ: Mapping[str, str], **arguments: Any) -> Settings:
+def load_settings(path: str | None = None, environ: Mapping[str, str] | None = None, **arguments: Any) -> Settings:
     """Defaults, then the YAML file (or the one that PXRS_SETTINGS names), then the environment, then the arguments."""
+    environ = os.environ if environ is None else environ
     path = path or environ.get("PXRS_SETTINGS")
     from_file = read_yaml(path) if path else {}
     Settings.from_mapping(from_file, path or "")

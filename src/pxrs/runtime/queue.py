@@ -55,7 +55,7 @@ def open_queue(
 
     ``url`` names a log, with the registry beside it; ``log`` and ``registry`` name them apart.
     """
-    settings = settings or load_settings(None, os.environ)
+    settings = settings or load_settings()
     log_url, registry_url = _places(url, log, registry)
     # Whatever can be refused is refused before anything is created.
     find_driver("pxrs.stores", registry_url)
