@@ -23,6 +23,7 @@ PxrsError
 ├── Full                 the producer's buffer stayed full for the whole time-out
 ├── Closed               the object was closed before this call
 ├── HandlerFailed        a handler kept failing and the policy says: stop
+├── Unexpected           something raised that should not: a bug, here or in a driver or listener
 └── StopConsuming        raised by a handler: leave cleanly, this message is not done
 """
 
@@ -119,6 +120,10 @@ class Closed(PxrsError):
 
 class HandlerFailed(PxrsError):
     """A handler kept failing on one message, and the failure policy says: stop."""
+
+
+class Unexpected(PxrsError):
+    """Something raised that should not: a bug, here or in a driver or a listener. The cause is chained to it."""
 
 
 class StopConsuming(PxrsError):

@@ -156,6 +156,8 @@ class Group:
     reason: str = ""
     leader: Owner | None = None
     leader_epoch: int = 0
+    log: str = ""
+    """The id of the log that the checkpoints belong to."""
 
 
 class Message(NamedTuple):

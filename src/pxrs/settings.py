@@ -1,7 +1,8 @@
 """All tuning knobs, in one frozen object whose relations are checked when it is made.
 
 Three ways to set one, the later wins: a YAML file, an environment variable (``PXRS_LEASE_MS=2000``), an
-argument (``lease_ms=2000``); ``pxrs.runtime.config`` reads the first two. Durations carry their unit in the name.
+argument (``lease_ms=2000``). ``pxrs.load_settings`` puts the three together, and so does a queue that is opened
+without settings; an object made in code is taken as it is. Durations carry their unit in the name.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class Settings:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "settings") -> Settings:
         """From parsed YAML or the like. Unknown names are refused, with the nearest known one in the text."""
-        return cls(**_known(values, source))
+        check_names(values, source)
+        return cls(**values)
 
 
 _KINDS: dict[str, Any] = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings)}
@@ -140,6 +142,8 @@ def _check_ranges(settings: Settings) -> None:
         value = getattr(settings, name)
         if kind is int and value < _MINIMUM.get(name, 0):
             raise BadSetting(f"{name} = {value}: must be at least {_MINIMUM.get(name, 0)}")
+    if not settings.prefix.startswith("/") or not settings.prefix.endswith("/"):
+        raise BadSetting(f"prefix = {settings.prefix!r}: must begin and end with '/', as '/pxrs/' does")
     if settings.metrics_port > 65_535:
         raise BadSetting(f"metrics_port = {settings.metrics_port}: ports end at 65535")
 
@@ -160,11 +164,11 @@ def _check_relations(settings: Settings) -> None:
             raise BadSetting(f"{small} = {low} must be below {large} = {high}: {why}")
 
 
-def _known(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+def check_names(values: Mapping[str, Any], source: str) -> None:
+    """Refuse names that are no settings; ``source`` says where they stand."""
     for name in values:
         if name not in _KINDS:
             raise BadSetting(f"{source}: unknown setting {name!r}{_nearest(str(name))}")
-    return dict(values)
 
 
 def _nearest(name: str) -> str:

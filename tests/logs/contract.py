@@ -154,6 +154,14 @@ class LogContract:
         assert (made.name, made.partitions, made.hash, made.reduce) == ("q", 5, "sha256", "jump")
         assert open_log(create=False).identity == made
 
+    def test_every_log_has_an_id_of_its_own_and_keeps_it(self, open_log: OpenLog) -> None:
+        log, other = open_log(partitions=1), open_log("other", partitions=1)
+        siblings = [log.sibling(name, 1, create=True) for name in ("a", "b")]
+        ids = [found.identity.id for found in (log, other, *siblings) if found is not None]
+        assert len(set(ids)) == 4 and all(ids)
+        again = [open_log(create=False), open_log("other"), log.sibling("a", 1, False), log.sibling("b", 1, True)]
+        assert [found.identity.id for found in again if found is not None] == ids
+
     @pytest.mark.parametrize("wish", [{"partitions": 4}, {"hash": "xxh64"}, {"reduce": "jump"}])
     def test_b67_another_count_or_hash_is_refused(self, open_log: OpenLog, wish: dict[str, object]) -> None:
         open_log(partitions=8, hash="sha256", reduce="pmod")

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from pxrs.errors import BadName, BadUrl, BeyondEnd, Damaged, Expired, NewerFormat, Refused
 from pxrs.logs.base import SCHEMA, Stamp, Wish
@@ -153,6 +155,24 @@ def test_a_newer_format_is_refused(open_file: OpenFile, queue: Path) -> None:
     path = queue / "queue.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
     with pytest.raises(NewerFormat, match=r"queue\.json has format 2"):
+        open_file()
+
+
+def test_a_queue_made_again_in_the_same_place_has_another_id(open_file: OpenFile, queue: Path) -> None:
+    first = open_file().identity
+    (queue / "queue.json").unlink()
+    second = open_file().identity
+    assert replace(first, id=second.id) == second and first.id != second.id
+
+
+def test_a_queue_json_without_an_id_is_damaged(open_file: OpenFile, queue: Path) -> None:
+    open_file()
+    path = queue / "queue.json"
+    values = json.loads(path.read_text())
+    del values["id"], values["xxh3"]
+    checksum = xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
+    path.write_text(json.dumps({**values, "xxh3": checksum}))
+    with pytest.raises(Damaged, match=r"queue\.json is damaged: it has no id"):
         open_file()
 
 

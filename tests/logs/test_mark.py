@@ -35,6 +35,24 @@ def test_b32_a_batch_is_not_seen_before_it_is_synced(open_file: OpenFile, monkey
     assert len(read_all(other, 0)) == len(read_all(writer, 0)) == 5
 
 
+def test_a_reader_that_opens_while_a_segment_is_new_sees_the_full_ones(
+    open_file: OpenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_file(segment_bytes=1)
+    writer.append({0: entries(numbered(3))})
+    writer.append({0: entries(numbered(2, 3))})
+    seen: list[tuple[int, int]] = []
+    sync = os.fdatasync
+
+    def look_and_sync(fd: int) -> None:
+        seen.append(open_file().bounds(0))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fdatasync", look_and_sync)
+    writer.append({0: entries(numbered(2, 5))})
+    assert seen == [(0, 5), (0, 5)], "before the new segment is made, and before its first batch is durable"
+
+
 KILLED_BEFORE_ITS_SYNC = """
     import os, signal, sys
     from pxrs.logs.base import Stamp, Wish

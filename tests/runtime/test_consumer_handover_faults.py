@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from pxrs.errors import Fenced, Unavailable
+from pxrs.errors import Fenced
 from pxrs.model import Grant, Message, Owner
 from pxrs.runtime.rows import Held
 from pxrs.testing.checker import Stored
@@ -164,19 +164,3 @@ def test_partitions_without_a_message_let_the_loop_sleep() -> None:
         eventually(lambda: site.diaries["A"].of("settled") and consumer.state == "live", "rest")
         clock = consumer._clock.monotonic
         eventually(lambda: consumer._member._next_round(clock()) > clock() + 1, "nothing to do for a while")
-
-
-def test_an_outage_of_the_log_stops_the_consumer_loudly() -> None:
-    with Site(partitions=1) as site:
-        consumer = site.member("A", Recorder())
-        site.await_owners("A")
-
-        def broken(*_: object) -> None:
-            raise Unavailable("the disk is gone")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(consumer._workforce.job.log, "read", broken)
-            site.send(1)
-            eventually(lambda: consumer.state == "stopped", "its end")
-        with pytest.raises(Unavailable, match="disk is gone"):
-            consumer.check()

@@ -70,6 +70,7 @@ def test_back_off_doubles_up_to_its_limit() -> None:
     settings = PATIENT.with_(backoff_ms=100, backoff_max_ms=400)
     nothing: Any = None
     job = Job(nothing, settings, time, print, "message", int, nothing, no_job_yet, no_job_yet, no_job_yet)
+    job.alive_until = float("inf")
     worker = Worker(job, Grant(0, Owner("A", "1"), 1), 0, paused=False)
     worker._bell.wait = time.wait  # type: ignore[method-assign, assignment]  # time passes when it is waited for
     for tries in range(1, 6):

@@ -65,7 +65,7 @@ def test_one_log_line_tells_each_rebalance(caplog: pytest.LogCaptureFixture) -> 
         for number, name in enumerate("ABC", start=1):
             site.member(name, Recorder())
             await_settled(site, number)
-    lines = [record.getMessage() for record in caplog.records if " done in " in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if " done after " in record.getMessage()]
     assert "A joined; moved 2 partitions (0 1)" in lines[0]
     assert "B joined; moved 1 partitions" in lines[1]
     assert "C joined; moved nothing; members A B C; idle: C" in lines[2]

@@ -139,7 +139,7 @@ class _Places:
 def _take_over(queue: Queue, group: str, places: _Places) -> None:
     """Per partition the old global checkpoint is the first unprocessed offset; where there is none, the end."""
     handle, known = queue.group(group), queue.log.identity
-    handle.registry.initialize(known.partitions, known.hash, known.reduce)
+    handle.registry.initialize(known.partitions, known.hash, known.reduce, log=known.id)
     handle.seek(places.ends | places.unprocessed)
     left = sum(end - places.unprocessed.get(p, end) for p, end in places.ends.items())
     print(f"group {group!r} starts with {left} unprocessed messages; {places.count - left} count as processed")

@@ -16,7 +16,7 @@ from pxrs.errors import Refused
 
 def demo(
     engine: Annotated[
-        Literal["processes", "threads"], typer.Option("--engine", help="What the consumers are.")
+        Literal["processes", "threads", "spark"], typer.Option("--engine", help="What the consumers are.")
     ] = "processes",
     partitions: Annotated[int, typer.Option("--partitions", min=1, max=1_000, metavar="N")] = 8,
     registry: Annotated[
@@ -30,6 +30,8 @@ def demo(
 
     Ends with a proof, computed from what the consumers wrote down. Exit code 1 if it fails.
     """
+    if engine == "spark":
+        raise Refused("Spark members are not in this version; --engine processes or threads tells the same story")
     import pxrs
     from pxrs.cli.demo_crew import crew
     from pxrs.cli.demo_member import GROUP, demo_settings

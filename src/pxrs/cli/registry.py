@@ -23,7 +23,8 @@ def dump(url: Url, registry: RegistryUrl = None) -> None:
     """Print every row of the queue's groups, one JSON object per line."""
     with opened(url, registry) as queue:
         for row in queue.store.scan(_base(queue)):
-            if "/bell/" not in row.key:  # bells only wake waiting members: they hold nothing
+            kind = row.key.removeprefix(_base(queue)).split("/")[1]
+            if kind != "bell":  # bells only wake waiting members: they hold nothing
                 print(json.dumps({"key": row.key, **_as_json(row.value)}))
 
 

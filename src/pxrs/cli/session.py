@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pxrs.cli.messages import Shape
-from pxrs.errors import StopConsuming
+from pxrs.errors import PxrsError, StopConsuming
 
 if TYPE_CHECKING:
     from pxrs.model import Message
@@ -144,11 +144,17 @@ class Session:
             watcher.join()
 
     def _watch(self, consumer: Consumer, group: GroupHandle, ends: Mapping[int, int] | None) -> None:
-        while not self._over and not (ends is not None and self._is_through(group, ends)):
+        while not self._over and not (ends is not None and self._looks_through(group, ends)):
             with self._changed:
                 if not self._over:
                     self._changed.wait(_LOOK_SECONDS)
         consumer.stop()
+
+    def _looks_through(self, group: GroupHandle, ends: Mapping[int, int]) -> bool:
+        try:
+            return self._is_through(group, ends)
+        except PxrsError:  # a registry that does not answer now will be asked again
+            return False
 
     def _is_through(self, group: GroupHandle, ends: Mapping[int, int]) -> bool:
         """Whether every partition has reached its end: here, or by the checkpoint of another member."""

@@ -6,6 +6,7 @@ An offset in a range is half open: ``[start, end)``; ``end`` is the offset that 
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,12 +38,16 @@ SCHEMA: pa.Schema = pa.schema([pa.field("offset", pa.int64(), nullable=False), *
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """What is recorded when a log is created and can never change: routing depends on it."""
+    """What is recorded when a log is created and can never change: routing depends on it.
+
+    ``id`` is random: it tells this log from another of the same name, and from one that was deleted before it.
+    """
 
     name: str
     partitions: int
     hash: str
     reduce: str
+    id: str
 
 
 class Wish(NamedTuple):
@@ -59,7 +64,7 @@ def agree(name: str, wish: Wish, recorded: LogIdentity | None) -> LogIdentity:
         count = DEFAULT_PARTITIONS if wish.partitions is None else wish.partitions
         if type(count) is not int or not 1 <= count <= MAX_PARTITIONS:
             raise BadSetting(f"partitions = {count!r}: a whole number from 1 to {MAX_PARTITIONS}")
-        return LogIdentity(name, count, wish.hash or DEFAULT_HASH, wish.reduce or DEFAULT_REDUCE)
+        return LogIdentity(name, count, wish.hash or DEFAULT_HASH, wish.reduce or DEFAULT_REDUCE, secrets.token_hex(8))
     for what in Wish._fields:
         wanted, stored = getattr(wish, what), getattr(recorded, what)
         if wanted is not None and wanted != stored:

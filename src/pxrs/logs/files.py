@@ -65,7 +65,7 @@ class FileLog(Log):
 
     def _new_partition(self, number: int) -> tuple[PartitionFiles, PartitionWriter]:
         files = PartitionFiles(self.identity.name, number, partition_directory(self.directory, number))
-        return files, PartitionWriter(files, self._settings.segment_bytes)
+        return files, PartitionWriter(files, self._settings.segment_bytes, self._settings.send_timeout_ms)
 
     # --- writing
 

@@ -1,7 +1,8 @@
 """One partition of a file log, as a reader sees it: its segments, an index in memory, mapped batches.
 
 Nothing here writes. The index is built by walking headers, only as far as it is needed, and extended when
-the files have grown; an incomplete end is simply not there yet.
+the files have grown; an incomplete end is simply not there yet. Of the segments only three keep their index:
+the active one, the one before it (retries are looked for there), and the full one that was read last.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
@@ -18,10 +19,11 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Piece, Stamp
+from pxrs.logs.index import BatchIndex
 from pxrs.logs.mark import Mark, read_mark
 from pxrs.logs.records import first_at, refuse_offset
-from pxrs.logs.segment import SCHEMA_MESSAGE, Header, check_schema, read_batch
-from pxrs.logs.walk import Found, Tail, walk
+from pxrs.logs.segment import SCHEMA_MESSAGE, Header, Place, check_schema, read_batch
+from pxrs.logs.walk import Tail, walk
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -39,14 +41,16 @@ class Segment:
     def __init__(self, directory: str, base: int) -> None:
         self.path = segment_path(directory, base)
         self.base = base
-        self.end = base
+        self.newest_us: int | None = None  # known once it is full and was walked
+        self.drop_index()
+
+    def drop_index(self) -> None:
+        """Know no batch, as at first; only the newest time stays, which spares a search by time most walks."""
+        self.index = BatchIndex()
+        self.end = self.base
         self.position = 0
         self.tail = Tail.CLEAN
-        self.batches: list[Found] = []
-        self.stamps: dict[Stamp, int] = {}
-        self._bases: list[int] = []
         self._map: pa.Buffer | None = None
-        self._verified: set[int] = set()
 
     def refresh(self, limit: int | None = None) -> None:
         """Take in what was appended since the last look, up to ``limit``."""
@@ -62,43 +66,52 @@ class Segment:
             )
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if self.position == 0:
-                self.position = check_schema(os.pread(fd, 4 * len(SCHEMA_MESSAGE), 0), self.path)
-            seen = walk(fd, self.path, self.position, self.end, limit)
+            self._walk(fd, limit)
         finally:
             os.close(fd)
-        for found in seen.found:
-            self.add(found)
-        self.position, self.tail = seen.position, seen.tail
 
-    def add(self, found: Found) -> None:
-        self.batches.append(found)
-        self._bases.append(found.header.base)
-        self.end = found.header.end
-        self.tail = Tail.CLEAN
-        self.position = found.position + found.header.length
-        if found.header.stamp is not None:
-            self.stamps[found.header.stamp] = found.header.base
+    def _walk(self, fd: int, limit: int | None) -> None:
+        known, start = len(self.index), self.position
+        if start == 0:
+            start = check_schema(os.pread(fd, 4 * len(SCHEMA_MESSAGE), 0), self.path)
+        try:
+            seen = walk(fd, self.path, (start, self.end), self.index.add, limit)
+        except BaseException:  # what was not seen to its end is not known: the next look must fail as well
+            self.index.cut(known)
+            raise
+        self.position, self.end, self.tail = seen
+
+    def add(self, position: int, header: Header) -> None:
+        """Take in a batch that was just written."""
+        self.index.add(position, header)
+        self.position, self.end, self.tail = position + header.length, header.end, Tail.CLEAN
 
     def end_at(self, position: int) -> int:
         """The offset behind the last batch that ends at or before this position."""
-        for found in reversed(self.batches):
-            if found.position + found.header.length <= position:
-                return found.header.end
-        return self.base
+        if position >= self.position:
+            return self.end
+        number = bisect_right(self.index.positions, position) - 1
+        return self.index.bases[number] if number >= 0 else self.base
 
-    def number_of(self, offset: int) -> int:
-        """Which of the batches holds this offset."""
-        return bisect_right(self._bases, offset) - 1
+    def place(self, number: int) -> Place:
+        """Where a batch stands; it ends where the next one starts."""
+        index, after = self.index, number + 1
+        position = index.positions[number]
+        end = index.positions[after] if after < len(index) else self.position
+        return Place(index.bases[number], position, end - position)
+
+    def end_of(self, number: int) -> int:
+        """The offset behind a batch."""
+        return self.index.bases[number + 1] if number + 1 < len(self.index) else self.end
 
     def load(self, number: int) -> pa.RecordBatch:
         """A batch, mapped; its checksum is verified the first time."""
-        position, header = self.batches[number]
-        if self._map is None or self._map.size < position + header.length:
+        place = self.place(number)
+        if self._map is None or self._map.size < place.position + place.length:
             with pa.memory_map(self.path) as file:
                 self._map = file.read_buffer()
-        batch = read_batch(self._map, position, header, self.path, verify=number not in self._verified)
-        self._verified.add(number)
+        batch = read_batch(self._map, place, self.path, verify=not self.index.verified[number])
+        self.index.verified[number] = True
         return batch
 
 
@@ -127,7 +140,8 @@ class PartitionFiles:
         self.lock = threading.RLock()
         self._segments: list[Segment] = []
         self._durable = 0
-        self._latest: tuple[Header, pa.RecordBatch] | None = None
+        self._latest: tuple[int, pa.RecordBatch] | None = None
+        self._in_use: Segment | None = None
 
     @property
     def active(self) -> Segment | None:
@@ -141,7 +155,7 @@ class PartitionFiles:
     def forget(self) -> None:
         """Build the index anew at the next use."""
         with self.lock:
-            self._segments, self._durable, self._latest = [], 0, None
+            self._segments, self._durable, self._latest, self._in_use = [], 0, None, None
 
     def refresh(self) -> None:
         """See what has been made durable, by whomever."""
@@ -169,32 +183,55 @@ class PartitionFiles:
                 active.refresh(mark.position if mark is not None and mark.base == active.base else None)
             if active.end == active.base or not os.path.exists(segment_path(self.directory, active.end)):
                 return
-            _check_sealed(active)
+            _seal(active, active.end)
             self._segments.append(Segment(self.directory, active.end))
+            self._drop_indexes(self._segments[-3:-2])
 
     def _end_at(self, mark: Mark) -> int:
-        for segment in reversed(self._segments):
-            if segment.base <= mark.base:
-                return segment.end_at(mark.position) if segment.base == mark.base else segment.end
-        return 0
+        number = self._number_of(mark.base)
+        if number < 0:
+            return 0
+        segment = self._indexed(number)
+        return segment.end_at(mark.position) if segment.base == mark.base else segment.end
 
     def _list(self) -> None:
         bases = sorted(int(m[1]) for name in os.listdir(self.directory) if (m := _SEGMENT.fullmatch(name)))
         self._segments = [Segment(self.directory, base) for base in bases]
 
-    def appended(self, active: Segment, found: Found) -> None:
+    def appended(self, active: Segment, position: int, header: Header) -> None:
         """Take in a batch that this process has just written, unless a reading thread was quicker."""
         with self.lock:
-            if active.position == found.position:
-                active.add(found)
+            if active.position == position:
+                active.add(position, header)
 
-    def _sealed(self, number: int) -> Segment:
+    def _number_of(self, offset: int) -> int:
+        """Which of the segments holds this offset."""
+        return bisect_right(self._segments, offset, key=lambda segment: segment.base) - 1
+
+    def _indexed(self, number: int) -> Segment:
         """A segment with its whole index; all but the last one never change again."""
         segment = self._segments[number]
         if number < len(self._segments) - 1 and segment.position == 0:
-            segment.refresh()
-            _check_sealed(segment, self._segments[number + 1].base)
+            try:
+                segment.refresh()
+                _seal(segment, self._segments[number + 1].base)
+            except Damaged:  # half an index would pass for a whole one at the next use
+                segment.drop_index()
+                raise
         return segment
+
+    def _used(self, number: int) -> Segment:
+        """A segment to read from, with its index; the one that was read from before gives its own away."""
+        segment = self._indexed(number)
+        if number < len(self._segments) - 1 and segment is not self._in_use:
+            before, self._in_use = self._in_use, segment
+            self._drop_indexes([] if before is None else [before])
+        return segment
+
+    def _drop_indexes(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            if segment is not self._in_use and segment not in self._segments[-2:]:
+                segment.drop_index()
 
     @_explained
     def bounds(self) -> tuple[int, int]:
@@ -220,34 +257,36 @@ class PartitionFiles:
                     return None
                 if not start <= offset < end:
                     refuse_offset(self.queue, self.number, offset, (start, end))
-            header, batch = self._load(offset)
-            return batch.slice(offset - header.base, max_rows)
+            base, batch = self._load(offset)
+            return batch.slice(offset - base, max_rows)
 
-    def _load(self, offset: int) -> tuple[Header, pa.RecordBatch]:
+    def _load(self, offset: int) -> tuple[int, pa.RecordBatch]:
         latest = self._latest
-        if latest is None or not latest[0].base <= offset < latest[0].end:
-            bases = [segment.base for segment in self._segments]
-            segment = self._sealed(bisect_right(bases, offset) - 1)
-            number = segment.number_of(offset)
-            latest = self._latest = segment.batches[number].header, segment.load(number)
+        if latest is None or not 0 <= offset - latest[0] < latest[1].num_rows:
+            segment = self._used(self._number_of(offset))
+            number = segment.index.number_of(offset)
+            latest = self._latest = segment.index.bases[number], segment.load(number)
         return latest
 
     @_explained
     def offset_at(self, timestamp_us: int) -> int:
         with self.lock:
             end = self.bounds()[1]
-            for segment, number in self._batches():
-                if segment.batches[number].header.last_us >= timestamp_us:
-                    found = first_at(segment.load(number), timestamp_us)
-                    if found is not None:
-                        return min(found, end)
+            for segment, number in self._batches_at(timestamp_us):
+                found = first_at(segment.load(number), timestamp_us)
+                if found is not None:
+                    return min(found, end)
             return end
 
-    def _batches(self) -> Iterator[tuple[Segment, int]]:
-        for index in range(len(self._segments)):
-            segment = self._sealed(index)
-            for number in range(len(segment.batches)):
-                yield segment, number
+    def _batches_at(self, timestamp_us: int) -> Iterator[tuple[Segment, int]]:
+        """The batches that hold a message of this time or a later one."""
+        for at, known in enumerate(self._segments):
+            if known.newest_us is not None and known.newest_us < timestamp_us:
+                continue
+            segment = self._used(at)
+            for number, last_us in enumerate(segment.index.last_us):
+                if last_us >= timestamp_us:
+                    yield segment, number
 
     @_explained
     def pieces(self, start: int, end: int) -> list[Piece]:
@@ -263,25 +302,27 @@ class PartitionFiles:
         limit = self._segments[index + 1].base if index + 1 < len(self._segments) else self.end
         if max(start, self._segments[index].base) >= min(end, limit):
             return None
-        segment = self._sealed(index)
-        first = segment.batches[max(0, segment.number_of(start))]
-        last = segment.batches[segment.number_of(end - 1)]
-        length = last.position + last.header.length - first.position
+        segment = self._used(index)
+        number = segment.index.number_of(end - 1)
+        first, last = segment.place(max(0, segment.index.number_of(start))), segment.place(number)
+        length = last.position + last.length - first.position
         path = os.path.abspath(segment.path)
-        return Piece("arrow", path, first.header.base, last.header.end, first.position, length)
+        return Piece("arrow", path, first.base, segment.end_of(number), first.position, length)
 
     def find_stamp(self, stamp: Stamp) -> int | None:
         """The first offset of the batch that carries this stamp, in the active segment or the one before it."""
         with self.lock:
             for index in range(max(0, len(self._segments) - 2), len(self._segments)):
-                found = self._sealed(index).stamps.get(stamp)
+                found = self._indexed(index).index.find(stamp)
                 if found is not None:
                     return found
             return None
 
 
-def _check_sealed(segment: Segment, next_base: int | None = None) -> None:
+def _seal(segment: Segment, next_base: int) -> None:
+    """Check that a segment, whose index is built, is complete, and note what stays known of it."""
     if segment.tail is not Tail.CLEAN:
         raise Damaged(f"{segment.path}: the batch at byte {segment.position}, offset {segment.end}, is damaged")
-    if next_base is not None and segment.end != next_base:
+    if segment.end != next_base:
         raise Damaged(f"{segment.path} ends at offset {segment.end}, and the next segment starts at {next_base}")
+    segment.newest_us = max(segment.index.last_us, default=None)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged, Refused
 from pxrs.logs.base import Piece
-from pxrs.logs.segment import header_at, read_batch
+from pxrs.logs.segment import Place, header_at, read_batch
 
 
 def read_range(pieces: Sequence[Piece], start: int, end: int) -> Iterator[pa.RecordBatch]:
@@ -42,5 +42,6 @@ def read_piece(piece: Piece, start: int, end: int) -> Iterator[pa.RecordBatch]:
         header = header_at(stored, position, piece.path)
         low, high = max(start, header.base), min(end, header.end)
         if low < high:
-            yield read_batch(stored, position, header, piece.path).slice(low - header.base, high - low)
+            place = Place(header.base, position, header.length)
+            yield read_batch(stored, place, piece.path).slice(low - header.base, high - low)
         position += header.length

@@ -20,7 +20,7 @@ from pxrs.plugins import split_url
 
 FORMAT = 1
 _RESERVED = re.compile(r"partition-\d+|queue\.json.*")
-_FIELDS = {"name": str, "partitions": int, "hash": str, "reduce": str}
+_FIELDS = {"name": str, "partitions": int, "hash": str, "reduce": str, "id": str}
 
 
 def directory_of(url: str) -> tuple[str, str]:
@@ -114,6 +114,8 @@ def _identity(values: dict[str, Any]) -> LogIdentity:
     if values["xxh3"] != _checksum(values):
         raise ValueError("its checksum does not match; it must not be edited")
     for field, kind in _FIELDS.items():
+        if field not in values:
+            raise ValueError(f"it has no {field}")
         if type(values[field]) is not kind:
             raise ValueError(f"{field} = {values[field]!r}")
     return LogIdentity(**{field: values[field] for field in _FIELDS})

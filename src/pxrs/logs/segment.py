@@ -219,17 +219,18 @@ def decode(message: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(pa.ipc.read_message(pa.BufferReader(message)), SCHEMA)
 
 
-def intact(message: pa.Buffer, size: int) -> bool:
-    """Whether the whole message still has the checksum it was written with; its header was read before."""
+def intact(message: pa.Buffer) -> bool:
+    """Whether the whole message still has the checksum it was written with."""
     view = memoryview(message)
-    header = bytes(view[:size])
     try:
+        size = header_size(bytes(view[:PREFIX]))
+        header = bytes(view[:size])
         places = _custom_metadata(header)
+        at, length = places[b"pxrs.xxh3"]
+        digest = xxhash.xxh3_64(_blanked(header, places))
     except (struct.error, KeyError, IndexError, ValueError):
         return False
-    digest = xxhash.xxh3_64(_blanked(header, places))
     digest.update(view[size:])
-    at, length = places[b"pxrs.xxh3"]
     return header[at : at + length] == digest.hexdigest().encode()
 
 
@@ -256,9 +257,17 @@ def header_at(stored: pa.Buffer, position: int, path: str) -> Header:
         raise Damaged(f"{path}: no intact batch at byte {position}: {error}") from error
 
 
-def read_batch(stored: pa.Buffer, position: int, header: Header, path: str, verify: bool = True) -> pa.RecordBatch:
-    """The batch at a position of a mapped segment."""
-    message = stored.slice(position, header.length)
-    if message.size < header.length or (verify and not intact(message, header.size)):
-        raise Damaged(f"{path}: the batch at byte {position}, offset {header.base}, fails its checksum")
+class Place(NamedTuple):
+    """Where a batch stands: its first offset, and its bytes."""
+
+    base: int
+    position: int
+    length: int
+
+
+def read_batch(stored: pa.Buffer, place: Place, path: str, verify: bool = True) -> pa.RecordBatch:
+    """The batch at a place of a mapped segment."""
+    message = stored.slice(place.position, place.length)
+    if message.size < place.length or (verify and not intact(message)):
+        raise Damaged(f"{path}: the batch at byte {place.position}, offset {place.base}, fails its checksum")
     return decode(message)

@@ -7,6 +7,7 @@ mapped bytes that are gone would kill the process.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,18 +32,16 @@ class Tail(Enum):
     BROKEN = "a last batch that is not intact"
 
 
-class Found(NamedTuple):
-    """A batch and where it stands."""
-
-    position: int
-    header: Header
-
-
 class Walk(NamedTuple):
-    found: list[Found]
+    """Where the last whole batch ends, as a byte and as an offset, and what follows it."""
+
     position: int
-    """Where the last whole batch ends."""
+    end: int
     tail: Tail
+
+
+Take = Callable[[int, Header], None]
+"""What is done with each whole batch on the way: its position and its header."""
 
 
 class _Window:
@@ -73,26 +72,26 @@ def _size_of(prefix: bytes) -> int:
         return PREFIX
 
 
-def walk(fd: int, path: str, position: int, expected: int, limit: int | None = None) -> Walk:
-    """All whole batches from ``position`` to ``limit``, of which the first must hold the offset ``expected``."""
+def walk(fd: int, path: str, start: tuple[int, int], take: Take, limit: int | None = None) -> Walk:
+    """Over all whole batches from the ``start`` (byte, offset) to the byte ``limit``."""
+    position, expected = start
     size = os.fstat(fd).st_size
     if limit is not None:
         size = min(size, limit)
     window = _Window(fd)
-    found: list[Found] = []
     while position < size:
         try:
             header = read_header(window.header(position))
         except NotAHeader:
-            return Walk(found, position, _judge(fd, path, position, expected))
+            return Walk(position, expected, _judge(fd, path, position, expected))
         if header.base != expected:
             raise Damaged(f"{path}: the batch at byte {position} starts at offset {header.base}, not at {expected}")
         if position + header.length > size:
-            return Walk(found, position, Tail.PARTIAL)
-        found.append(Found(position, header))
+            return Walk(position, expected, Tail.PARTIAL)
+        take(position, header)
         position += header.length
         expected = header.end
-    return Walk(found, position, Tail.CLEAN)
+    return Walk(position, expected, Tail.CLEAN)
 
 
 def _judge(fd: int, path: str, position: int, expected: int) -> Tail:

@@ -6,11 +6,13 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 
+from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Stamp
 from pxrs.logs.durable import create_file, write_all
@@ -18,9 +20,12 @@ from pxrs.logs.mark import Mark, mark_in, write_mark
 from pxrs.logs.partition import PartitionFiles, Segment, segment_path
 from pxrs.logs.records import with_offsets
 from pxrs.logs.segment import SCHEMA_MESSAGE, encode
-from pxrs.logs.walk import Found, Tail
+from pxrs.logs.walk import Tail
 
 logger = logging.getLogger(__name__)
+
+_CLOCK = SystemClock()
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a lock that another holds
 
 # The descriptors that are open while a partition is locked. A child that is forked in that moment must close
 # its copies: a lock lives as long as any copy of its descriptor, and would outlive its holder.
@@ -42,6 +47,14 @@ def _open(path: str, flags: int) -> int:
     return fd
 
 
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _close(fd: int) -> None:
     _held.discard(fd)
     os.close(fd)
@@ -50,9 +63,10 @@ def _close(fd: int) -> None:
 class PartitionWriter:
     """Writes batches to the active segment. Descriptors are open only while the partition is locked."""
 
-    def __init__(self, files: PartitionFiles, segment_bytes: int) -> None:
+    def __init__(self, files: PartitionFiles, segment_bytes: int, wait_ms: int) -> None:
         self._files = files
         self._segment_bytes = segment_bytes
+        self._wait_ms = wait_ms
         self._thread_lock = threading.Lock()  # a file lock does not hold threads of one process apart
         self._recovered = False
         self._poison: str | None = None
@@ -63,12 +77,13 @@ class PartitionWriter:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only writer: wait for the others, take in what they wrote, cut what a dead one left half done."""
-        with self._thread_lock:
+        deadline = _CLOCK.monotonic() + self._wait_ms / 1000
+        with self._alone_in_process():
             if self._poison:
                 raise Damaged(self._poison)
             lock = _open(os.path.join(self._files.directory, "lock"), os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._wait_for(lock, deadline)
                 self._lock_fd = lock
                 self._files.refresh_all()
                 self._recover()
@@ -78,6 +93,30 @@ class PartitionWriter:
                 self._close_segment()
                 self._lock_fd = -1
                 _close(lock)  # frees the lock
+
+    @contextmanager
+    def _alone_in_process(self) -> Iterator[None]:
+        if not self._thread_lock.acquire(timeout=self._wait_ms / 1000):
+            raise self._still_locked("another thread of this process")
+        try:
+            yield
+        finally:
+            self._thread_lock.release()
+
+    def _wait_for(self, lock: int, deadline: float) -> None:
+        """Take the file lock. The kernel would wait for ever, also for a holder that is stopped and never goes on."""
+        pause = _FIRST_PAUSE
+        while not _try_lock(lock):
+            if _CLOCK.monotonic() >= deadline:
+                raise self._still_locked("another producer")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _still_locked(self, holder: str) -> Unavailable:
+        return Unavailable(
+            f"queue {self._files.queue!r}, partition {self._files.number}: {holder} holds the lock in "
+            f"{self._files.directory}, also after {self._wait_ms} ms (send_timeout_ms); nothing was stored"
+        )
 
     def _close_segment(self) -> None:
         if self._fd >= 0:
@@ -114,16 +153,17 @@ class PartitionWriter:
             return
         if active.tail is not Tail.CLEAN:
             self._cut(active, active.position, keep=active.tail is Tail.BROKEN)
-        elif not self._recovered and active.batches:
+        elif not self._recovered and len(active.index):
             self._check_last(active)
         self._recovered = True
 
     def _check_last(self, active: Segment) -> None:
         """After a power loss the last batch may have its length but not its content."""
+        last = len(active.index) - 1
         try:
-            active.load(len(active.batches) - 1)
+            active.load(last)
         except Damaged:
-            self._cut(active, active.batches[-1].position, keep=True)
+            self._cut(active, active.place(last).position, keep=True)
 
     def _cut(self, active: Segment, position: int, keep: bool) -> None:
         """Cut the file back to its last good batch. What might have been acknowledged once is kept aside."""
@@ -151,7 +191,7 @@ class PartitionWriter:
         active = self._segment_for_append()
         message, header = encode(with_offsets(batch, active.end), stamp)
         self._append(active, message)
-        self._files.appended(active, Found(self._written_from, header))
+        self._files.appended(active, self._written_from, header)
         return header.base
 
     def _open_active(self) -> None:
@@ -161,7 +201,7 @@ class PartitionWriter:
 
     def _segment_for_append(self) -> Segment:
         active = self._files.active
-        if active is None or (active.batches and active.position >= self._segment_bytes):
+        if active is None or (len(active.index) and active.position >= self._segment_bytes):
             self._roll(active)
         self._open_active()
         active = self._files.active

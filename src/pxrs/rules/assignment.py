@@ -18,16 +18,21 @@ from collections.abc import Callable, Iterable
 from pxrs.errors import BadSetting, Mismatch
 from pxrs.rules.targets import NOBODY, Target, held_by, sorted_members
 
-__all__ = ["NOBODY", "Target", "moves", "moves_by_assignor", "plan", "revocations"]
+__all__ = ["NOBODY", "Target", "check_assignor", "moves", "moves_by_assignor", "plan", "revocations"]
 
 
 def plan(assignor: str, partitions: int, members: Iterable[str], previous: Target | None = None) -> Target:
     """The next target. ``previous`` is the last one; a member in it that is not in ``members`` has left."""
-    if assignor not in _ASSIGNORS:
-        raise BadSetting(f"assignor {assignor!r} is not known; known are {', '.join(_ASSIGNORS)}")
+    check_assignor(assignor)
     if previous is not None and previous.partitions != partitions:
         raise Mismatch(f"the last target has {previous.partitions} partitions, the group has {partitions}")
     return _ASSIGNORS[assignor](partitions, sorted_members(members), previous)
+
+
+def check_assignor(assignor: str) -> None:
+    """Refuse a name that no assignor has."""
+    if assignor not in _ASSIGNORS:
+        raise BadSetting(f"assignor {assignor!r} is not known; known are {', '.join(_ASSIGNORS)}")
 
 
 def _range(partitions: int, members: tuple[str, ...], _previous: Target | None) -> Target:

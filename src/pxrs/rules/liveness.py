@@ -52,6 +52,10 @@ class Watch:
         """Whether its lease and its grace time have passed: its partitions go to others."""
         return self.silent_for(member, now) * 1000 >= member.patience_ms
 
+    def shortest_lease(self) -> float:
+        """In seconds: whoever is to be judged in time must be looked at several times within it."""
+        return min((seen.row.lease_ms / 1000 for seen in self._seen.values()), default=float("inf"))
+
     def next_verdict(self, now: float) -> float | None:
         """The first moment after ``now`` at which somebody may have to be judged: look again then, not later."""
         moments = (seen.since + ms / 1000 for seen in self._seen.values() for ms in _limits(seen.row))

@@ -114,6 +114,7 @@ def encode_group(row: Group) -> bytes:
             "reason": row.reason,
             "leader": row.leader,
             "leader_epoch": row.leader_epoch,
+            "log": row.log,
         }
     )
 
@@ -134,6 +135,7 @@ def decode_group(name: str, data: bytes) -> Group:
             fields["reason"],
             _owner(fields["leader"]),
             fields["leader_epoch"],
+            fields["log"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"registry row {what} has a bad field: {error}") from error

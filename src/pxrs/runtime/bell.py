@@ -7,6 +7,9 @@ poll interval.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from pxrs.errors import Unavailable
 from pxrs.stores.base import ABSENT, Outcome, Store, Swap, Verdict
 
 
@@ -26,7 +29,8 @@ class Bell:
         """Take in what became of that swap; one that went astray is sent again."""
         if outcome.verdict is Verdict.DONE:
             self._version = outcome.version
-        else:
+            return
+        with suppress(Unavailable):  # a ring is a hint: its failure must not hide what became of the batch
             self.ring()
 
     def ring(self) -> None:

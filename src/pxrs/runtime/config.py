@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pxrs.errors import BadSetting
-from pxrs.settings import Settings, from_environment
+from pxrs.settings import Settings, check_names, from_environment
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -34,8 +34,11 @@ def load_settings(path: str | None = None, environ: Mapping[str, str] | None = N
     environ = os.environ if environ is None else environ
     path = path or environ.get("PXRS_SETTINGS")
     from_file = read_yaml(path) if path else {}
-    Settings.from_mapping(from_file, path or "")
-    return Settings.from_mapping({**from_file, **from_environment(environ), **arguments})
+    check_names(from_file, path or "")
+    try:
+        return Settings.from_mapping({**from_file, **from_environment(environ), **arguments})
+    except BadSetting as error:
+        raise BadSetting(f"{path}: {error}" if path else str(error)) from None
 
 
 def read_yaml(path: str) -> dict[str, Any]:

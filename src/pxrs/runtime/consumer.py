@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, PxrsError, Unavailable
+from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
 from pxrs.runtime.member import Member
 from pxrs.runtime.meter import Meter
 from pxrs.runtime.registry import Registry
@@ -122,7 +122,7 @@ class Consumer:
     def stop(self, timeout: float | None = None) -> None:
         """Leave cleanly: drain, flush, release; the others see it at once. Blocks until done."""
         self._request_stop()
-        if self._loop.thread.ident is None:
+        if not self._loop.thread.is_alive():  # never started, or left behind by a fork
             self._finish()
         elif not self._is_own_thread() and not self._done.wait(timeout):
             raise Unavailable(f"consumer {self.member_id!r} is still leaving after {timeout} s")
@@ -171,6 +171,12 @@ class Consumer:
         return "live" if all(worker.is_live for worker in workers) else "replaying"
 
     @property
+    def troubles(self) -> dict[int, PxrsError]:
+        """Partitions that are held up because their log cannot be read, with the reason."""
+        workers = list(self._workforce.workers.items())
+        return {number: worker.trouble for number, worker in workers if worker.trouble is not None}
+
+    @property
     def partitions(self) -> list[int]:
         """The partitions in this consumer's hands now."""
         return sorted(self._member.handles)
@@ -202,7 +208,8 @@ class Consumer:
             wake_at = self._member.round()
         except Exception as error:  # a driver's bug must end this consumer loudly, not leave it half alive
             logger.exception("consumer %s ends", self.member_id)
-            named = error if isinstance(error, PxrsError) else Unavailable(f"consumer {self.member_id!r}: {error!r}")
+            named = error if isinstance(error, PxrsError) else Unexpected(f"consumer {self.member_id!r}: {error!r}")
+            named.__cause__ = None if named is error else error
             self._fail(named)
             self.kill()
             return None
@@ -269,8 +276,10 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
 class Subscription:
     """Reads given partitions from given offsets, outside any group: no member, no checkpoints, no registry."""
 
-    def __init__(self, workforce: Workforce) -> None:
+    def __init__(self, workforce: Workforce, running: set[Subscription]) -> None:
         self._workforce = workforce
+        self._running = running
+        running.add(self)
         self._done = threading.Event()
         self._error: PxrsError | None = None
         workforce.job.fail = self._fail
@@ -279,12 +288,10 @@ class Subscription:
 
     def stop(self) -> None:
         """End when the running handlers have ended."""
-        for worker in self._workforce.workers.values():
-            worker.drain()
-        for worker in self._workforce.workers.values():
+        self._end()
+        for worker in list(self._workforce.workers.values()):
             if worker.thread is not threading.current_thread():
                 worker.thread.join()
-        self._done.set()
 
     def run(self) -> None:
         """Block until stopped, or until an error, which is raised."""
@@ -312,8 +319,9 @@ class Subscription:
         self._end()
 
     def _end(self) -> None:
-        for worker in self._workforce.workers.values():
+        for worker in list(self._workforce.workers.values()):
             worker.drain()
+        self._running.discard(self)
         self._done.set()
 
 

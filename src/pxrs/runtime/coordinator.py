@@ -7,6 +7,7 @@ leader nothing stops; members go on with what they own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from pxrs.clock import Clock
@@ -35,6 +36,7 @@ class Coordinator:
         self._lead: Grant | None = None
         self._watch = Watch()
         self._lives: frozenset[tuple[str, str]] = frozenset()
+        self._buried: frozenset[str] = frozenset()
         self._overdue: dict[int, tuple[Owner, float]] = {}
         self._verify = False
         self._planned_at = self._freed_at = 0.0
@@ -57,7 +59,7 @@ class Coordinator:
     def next_watch(self, now: float) -> float:
         """When to look at the others again: at the pace of the beats, or when somebody's lease may run out."""
         verdict = self._watch.next_verdict(now)
-        pace = now + self._settings.beat_ms / 1000
+        pace = now + min(self._settings.beat_ms / 1000, self._watch.shortest_lease() / 3)
         return pace if verdict is None else min(pace, verdict + 0.001)
 
     def round(self, group: Group, polled: bool) -> bool:
@@ -78,10 +80,12 @@ class Coordinator:
         live = tuple(
             name for name in rebalance.eligible(members.values(), self._dead(members, now)) if name != self._me.id
         )
-        if live:
-            self._publish(group, self._lead, live, f"{self._me.id} left", now, stay=False)
-        else:
-            self._registry.resign(self._lead)
+        with suppress(Fenced, Conflict):  # somebody leads already: there is nothing to hand on
+            if live:
+                self._publish(group, self._lead, live, f"{self._me.id} left", now, stay=False)
+                self._report_end("handed on", now)
+            else:
+                self._registry.resign(self._lead)
         self._lead = None
 
     # ---- becoming and staying leader ----------------------------------------------------------------------
@@ -105,7 +109,7 @@ class Coordinator:
             return False
         try:
             self._lead = self._registry.elect(self._me, group)
-        except (Conflict, Unknown):
+        except Conflict:
             return True
         self._report("elected", {"member": self._me.id, "leader_epoch": self._lead.epoch})
         return True
@@ -123,8 +127,8 @@ class Coordinator:
         if live and (live != group.members or target is None):
             reason = rebalance.explain(group.members, live, members, dead)
             return self._publish(group, lead, live, reason, now, target)
-        self._verify = self._verify or polled or bool(dead) or lives != self._lives
-        self._lives = lives
+        self._verify = self._verify or polled or (lives, dead) != (self._lives, self._buried)
+        self._lives, self._buried = lives, dead
         if self._verify and target is not None:
             self._settle(group, target, members, dead, now)
         self._clear_away(group, members, dead)
@@ -151,8 +155,9 @@ class Coordinator:
         except Fenced:
             self._lose_lead()
             return True
-        except (Conflict, Unknown):
+        except Conflict:
             return True
+        self._report_end("overtaken", now)
         self._verify, self._planned_at, self._freed_at = True, now, now
         self._plan = self._facts(planned, target, _changed(previous, target))
         self._report("planned", self._plan)
@@ -209,16 +214,20 @@ class Coordinator:
         return (now - since[1]) * 1000 >= self._settings.revoke_timeout_ms
 
     def _settled(self, now: float) -> None:
-        plan, self._plan = self._plan, None
+        self._report_end("done", now)
         self._verify = False
         self._overdue = {}
+
+    def _report_end(self, how: str, now: float) -> None:
+        """Every plan ends once: done, overtaken by the next one, or handed on by a leader that leaves."""
+        plan, self._plan = self._plan, None
         if plan is not None:
             took = {"revoke_s": self._freed_at - self._planned_at, "total_s": now - self._planned_at}
-            self._report("settled", plan | took)
+            self._report("settled", plan | took | {"how": how})
 
     def _clear_away(self, group: Group, members: dict[str, MemberRow], dead: frozenset[str]) -> None:
         for name in sorted(dead):
-            if name not in group.members:
+            if name not in group.members and not members[name].is_evicted:
                 try:
                     self._registry.remove_member(members[name])
                 except (Conflict, Unknown):

@@ -90,23 +90,46 @@ def check_deliver(deliver: str) -> None:
         raise BadSetting(f"deliver = {deliver!r}: one of 'message', 'list', 'arrow'")
 
 
+_KNOWN_WORDS = frozenset({"context", "checkpoint", "position", "epoch"})
+
+
+def check_handler(handler: object) -> None:
+    """Refuse what could not be called with a message, or would return before its work is done."""
+    if not callable(handler):
+        raise BadSetting(f"handler = {handler!r}: must be a function of (message) or (message, context)")
+    for function in (handler, getattr(handler, "__call__", None)):  # noqa: B004 - it is looked into, not called
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise BadSetting(f"handler {_name(handler)} is async: it would return before its work is done; use def")
+        if inspect.isgeneratorfunction(function):
+            raise BadSetting(f"handler {_name(handler)} is a generator: it would do nothing when called; use no yield")
+    if not 1 <= _wanted(handler, 2) <= 2:
+        raise BadSetting(f"handler {_name(handler)} must take (message) or (message, context)")
+
+
+def _name(handler: object) -> str:
+    return getattr(handler, "__qualname__", repr(handler))
+
+
 def taking(function: Callable[..., Any] | None, most: int) -> Callable[..., Any] | None:
-    """The function, called with as many of ``most`` arguments as it accepts."""
+    """The function, called with as many of ``most`` arguments as it asks for."""
     if function is None:
         return None
-    accepted = _accepts(function, most)
-    if accepted >= most:
+    wanted = _wanted(function, most)
+    if wanted >= most:
         return function
-    if (most, accepted) == (2, 1):  # every message goes this way: spare it the slicing
+    if (most, wanted) == (2, 1):  # every message goes this way: spare it the slicing
         return lambda payload, _context: function(payload)
-    return lambda *arguments: function(*arguments[:accepted])
+    return lambda *arguments: function(*arguments[:wanted])
 
 
-def _accepts(function: Callable[..., Any], most: int) -> int:
+def _wanted(function: Callable[..., Any], most: int) -> int:
+    """How many positional arguments it asks for. One with a default is the user's own, unless it has a known name."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return 1
+        return 1  # a built-in that does not say: print, list.append
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return most
-    return min(most, sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters))
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    asked = [p for number, p in enumerate(places) if p.default is p.empty or number == 0 or p.name in _KNOWN_WORDS]
+    return len(asked)

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from pxrs.clock import Clock
-from pxrs.errors import NotFound, PxrsError, Refused
+from pxrs.errors import Damaged, NotFound, OutOfRange, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Log
 from pxrs.model import EVICTED, Partition, Tenure
 from pxrs.rules.ownership import check_position
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.registry import Changed, Registry
-from pxrs.stores.base import Swap
+from pxrs.stores.base import Swap, Verdict
 from pxrs.views.group import GroupView, MemberLine, PartitionLine, member_lines, partition_line
 
 Place = int | str | datetime
@@ -83,16 +83,21 @@ class GroupHandle:
         members = [member.id for member in self.registry.members() if not member.is_evicted]
         if members:
             raise Refused(f"group {self.name!r} has members: {', '.join(members)}; stop or evict them first")
-        store = self.registry.store
-        # The group row goes first: without it the rest counts as not there, whatever happens in between.
-        rows = sorted(store.scan(self.registry.keys.base), key=lambda row: row.key != self.registry.keys.group)
-        for outcome in store.swap_each([Swap(row.key, row.version, None) for row in rows]):
-            if outcome.verdict.name != "DONE":
+        store, last = self.registry.store, self.registry.keys.group
+        # The group row goes with the last rows: as long as it is there, a deletion that was cut short can be repeated.
+        rows = sorted(store.scan(self.registry.keys.base), key=lambda row: row.key == last)
+        for start in range(0, len(rows), store.max_atomic):
+            part = rows[start : start + store.max_atomic]
+            outcome = store.swap_all([Swap(row.key, row.version, None) for row in part])
+            if outcome.verdict is not Verdict.DONE:
                 raise Refused(f"group {self.name!r} was changed while it was being deleted; try again")
 
     def _line(self, row: Partition) -> PartitionLine:
-        start, end = self._log.bounds(row.number)
-        return partition_line(row, start, end, self._lag_seconds(row, start, end))
+        try:
+            start, end = self._log.bounds(row.number)
+            return partition_line(row, start, end, self._lag_seconds(row, start, end))
+        except (Damaged, OutOfRange, Unavailable) as error:  # the other lines must still be seen
+            return partition_line(row, row.position, row.position, None, str(error))
 
     def _lag_seconds(self, row: Partition, start: int, end: int) -> float | None:
         """How long the next message to process has been waiting."""
@@ -119,6 +124,8 @@ class GroupHandle:
 
     def _check(self, partitions: Iterable[int] | None) -> list[int]:
         count = self._log.identity.partitions
+        if partitions is not None and not isinstance(partitions, Iterable):
+            raise Refused(f"{partitions!r} does not name partitions: write [3], or {{3: 120}} for a seek")
         numbers = list(range(count)) if partitions is None else list(partitions)
         for number in numbers:
             if type(number) is not int or not 0 <= number < count:

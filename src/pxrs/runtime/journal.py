@@ -49,7 +49,7 @@ def rebalance_line(facts: Mapping[str, Any]) -> str:
     total, revoke = facts["total_s"], facts["revoke_s"]
     idle = f"; idle: {' '.join(facts['idle'])}" if facts["idle"] else ""
     return (
-        f"rebalance {facts['generation']} done in {total:.3f} s "
+        f"rebalance {facts['generation']} {facts['how']} after {total:.3f} s "
         f"(revoke {revoke:.3f}, claim {max(0, total - revoke):.3f}): "
         f"{facts['reason']}; moved {_listed(facts['moved'])}; members {' '.join(facts['members'])}{idle}"
     )

@@ -48,7 +48,6 @@ class Member:
         self.handles: dict[int, Handle] = {}
         self.error: PxrsError | None = None
         self.gone = False
-        self.idle = True
         self._registry = registry
         self._work = work
         self._pulse = Pulse(registry, work, row, settings, report)
@@ -59,6 +58,7 @@ class Member:
         self._group: Group | None = None
         self._target: Target | None = None
         self._doubtful: set[int] = set()
+        self._trouble: PxrsError | None = None
         self._leaving_since: float | None = None
         self._polled = True
         self._looked = False
@@ -76,6 +76,11 @@ class Member:
         if self._leaving_since is None:
             self._leaving_since = self._clock.monotonic()
             self._polled = True
+
+    @property
+    def _drained_by(self) -> float:
+        """Until when a leaver waits for its handlers."""
+        return (self._leaving_since or 0.0) + self._settings.drain_ms / 1000
 
     @property
     def is_leaving(self) -> bool:
@@ -100,18 +105,18 @@ class Member:
     def round(self) -> float:
         """Do what is due; returns the monotonic time at which to be called again at the latest."""
         now = self._clock.monotonic()
-        problem = None
+        self._trouble = None
         for part in (self._keep_alive, self._follow, self._commit_due, self._coordinate, self._finish_leaving):
             if self.finished:
                 break
             try:
                 part(now)
             except (Unavailable, Conflict, Unknown) as error:
-                problem = error
+                self._trouble = error
             except (Fenced, WentBack, BadCheckpoint) as error:
                 self._give_up(error)
-        if problem is not None:
-            self._report("troubled", {"member": self.me.id, "error": str(problem)})
+        if self._trouble is not None and not self.finished:
+            self._report("troubled", {"member": self.me.id, "error": str(self._trouble)})
             self._leave_anyway(now)
             return now + self._settings.beat_ms / 4000
         return self._next_round(now)
@@ -140,6 +145,8 @@ class Member:
     # ---- following the target -----------------------------------------------------------------------------------
 
     def _follow(self, now: float) -> None:
+        if not self.joined:
+            return  # the row may still be an earlier life's: that is no reason to stop, it will be replaced
         if not (self._polled or now >= self._next_poll or self._has_drained()):
             return
         self._polled = False
@@ -177,7 +184,6 @@ class Member:
 
     def _reconcile(self, now: float) -> None:
         wanted = self._wanted()
-        self.idle = not wanted
         numbers = sorted(wanted | self.handles.keys() | self._doubtful)
         rows = self._registry.read_partitions(numbers) if numbers else {}
         steps: dict[Step, list[int]] = {step: [] for step in Step}
@@ -244,7 +250,7 @@ class Member:
             facts = {"member": self.me.id, "partition": number, "epoch": epoch, "position": position}
             self._report("released", facts)
         else:
-            self._polled = True
+            self._trouble, self._polled = result, True
 
     def _give_back(self, numbers: list[int]) -> None:
         if not numbers:
@@ -264,6 +270,7 @@ class Member:
                 # No answer, or one that came after the lease: no handle. The row is looked at and claimed again.
                 self._doubtful.add(number)
                 self._polled = True
+                self._trouble = result if isinstance(result, Unknown) else self._trouble
 
     def _start(self, number: int, held: Held[Partition], now: float) -> None:
         """The checkpoint comes from the very row that was swapped: nobody can have written since."""
@@ -330,7 +337,7 @@ class Member:
             facts = {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch, "checkpoint": position}
             self._report("committed", facts)
         else:
-            handle.held = None
+            handle.held, self._trouble = None, result
 
     # ---- leading and leaving ----------------------------------------------------------------------------------------
 
@@ -349,8 +356,11 @@ class Member:
     def _finish_leaving(self, now: float) -> None:
         if self._leaving_since is None:
             return
+        if not self.joined:
+            self.gone = True
+            return
         self._pulse.announce_leaving()
-        if self.handles and now - self._leaving_since < self._settings.drain_ms / 1000:
+        if self.handles and now < self._drained_by:
             return
         self._abandon_rest()
         if self._group is not None:
@@ -378,9 +388,8 @@ class Member:
     def _next_round(self, now: float) -> float:
         if self._polled or self.finished:
             return now
-        times = [self._pulse.next_beat, self._next_poll, self._next_watch]
-        if self._leaving_since is not None:
-            times.append(self._leaving_since + self._settings.drain_ms / 1000)
+        times = [self._pulse.next_beat, self._next_poll]
+        times.append(self._next_watch if self._leaving_since is None else self._drained_by)
         if self.coordinator.is_busy:
             times.append(now + FOLLOW_SECONDS)
         times += [h.committed_at + self._policy.seconds for p, h in self.handles.items() if self._has_news(p, h)]

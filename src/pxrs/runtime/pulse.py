@@ -53,10 +53,9 @@ class Pulse:
         return self.asked_to_leave
 
     def announce_leaving(self) -> None:
-        if not self._leaving:
-            self._leaving = True
-            if not self.asked_to_leave:
-                self._registry.set_state(self._row.owner, MemberState.LEAVING)
+        if not self._leaving and not self.asked_to_leave:
+            self._registry.set_state(self._row.owner, MemberState.LEAVING)
+        self._leaving = True
 
     def _confirmed(self, sent: float) -> None:
         """Counted from when the beat was sent: others can only have seen it later."""

@@ -7,15 +7,18 @@ import secrets
 import socket
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
 from pxrs.clock import Clock, SystemClock
-from pxrs.errors import BadUrl, Closed, Refused
+from pxrs.errors import BadSetting, BadUrl, Closed, Refused
 from pxrs.logs.base import Log, Wish
 from pxrs.model import Grant, MemberRow, Message, Owner, check_name
 from pxrs.plugins import find_driver, hashes_of_other_packages, split_url
+from pxrs.rules.assignment import check_assignor
 from pxrs.rules.hashing import known_hashes, register_hash
+from pxrs.rules.ownership import check_position
 from pxrs.rules.partitioning import Partitioner
 from pxrs.runtime import delivery
 from pxrs.runtime.config import load_settings
@@ -55,10 +58,17 @@ def open_queue(
 
     ``url`` names a log, with the registry beside it; ``log`` and ``registry`` name them apart.
     """
-    settings = settings or load_settings()
+    settings = load_settings() if settings is None else settings
+    if not isinstance(settings, Settings):
+        raise BadSetting(f"settings = {settings!r}: must be pxrs.Settings, not {type(settings).__name__}")
     log_url, registry_url = _places(url, log, registry)
     # Whatever can be refused is refused before anything is created.
-    find_driver("pxrs.stores", registry_url)
+    store_driver = find_driver("pxrs.stores", registry_url)
+    missing = sorted(guarantee.name for guarantee in require if guarantee not in store_driver.guarantees)
+    if missing:
+        raise Refused(f"registry {registry_url!r} does not guarantee {', '.join(missing)}")
+    if assignor is not None:
+        check_assignor(assignor)
     if isinstance(hash, str):
         _make_known(hash)
     wished = Partitioner(1, hash=hash or DEFAULT_HASH, reduce=reduce or DEFAULT_REDUCE)
@@ -69,15 +79,10 @@ def open_queue(
         partitioner = Partitioner(
             opened.identity.partitions, hash=hash or opened.identity.hash, reduce=opened.identity.reduce
         )
-        store: Store = find_driver("pxrs.stores", registry_url).open(registry_url, settings)
+        store: Store = store_driver.open(registry_url, settings)
     except BaseException:
         opened.close()
         raise
-    missing = [guarantee.name for guarantee in require if guarantee not in store.guarantees]
-    if missing:
-        store.close()
-        opened.close()
-        raise Refused(f"registry {registry_url!r} does not guarantee {', '.join(sorted(missing))}")
     return Queue(opened, store, partitioner, assignor, settings, SystemClock())
 
 
@@ -91,7 +96,9 @@ def _make_known(hash_name: str) -> None:
 def _places(url: str | None, log: str | None, registry: str | None) -> tuple[str, str]:
     if (url is None) == (log is None):
         raise BadUrl("name the queue once: pxrs.open('file:./orders'), or pxrs.open(log=..., registry=...)")
-    log_url = url or log or ""
+    log_url = url if url is not None else log
+    if not isinstance(log_url, str):
+        raise BadUrl(f"{log_url!r} is no URL: write scheme:place, as in file:./orders or memory:")
     scheme, rest = split_url(log_url)
     if registry is not None:
         return log_url, registry
@@ -119,7 +126,7 @@ class Queue:
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         # Consumers live from their start to their end, or as long as their queue: whoever drops both drops them.
         self._consumers: set[Consumer] = set()
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: set[Subscription] = set()
         self._stop_metrics: Callable[[], None] | None = None
         self._closed = False
 
@@ -135,6 +142,7 @@ class Queue:
     def read(self, partition: int, offset: int, limit: int = 10) -> list[Message]:
         """Look at messages without consuming them."""
         self._check_open()
+        check_position(partition, offset)
         found: list[Message] = []
         while len(found) < limit:
             batch = self.log.read(partition, offset + len(found), limit - len(found))
@@ -172,8 +180,9 @@ class Queue:
         settings = settings or self.settings
         name = check_name("member", _random_member() if member is None else member)
         registry = self._registry(group, name, settings)
-        registry.initialize(self.partitions, self.log.identity.hash, self.log.identity.reduce, self._assignor)
         workforce = Workforce(self._job(registry, handler, deliver, start, assigned, revoked, name, settings))
+        log = self.log.identity
+        registry.initialize(self.partitions, log.hash, log.reduce, self._assignor, log.id)
         row = MemberRow(
             name, secrets.token_hex(16), lease_ms=settings.lease_ms, grace_ms=settings.grace_ms,
             joined=self._clock.wall(), info=_about_this_process(),
@@ -192,15 +201,17 @@ class Queue:
             self._stop_metrics = serve(port, lambda: [consumer.meter for consumer in list(self._consumers)])
 
     def subscribe(self, offsets: Mapping[int, int], handler: Handler, deliver: Deliver = "message") -> Subscription:
-        """Process given partitions from given offsets on, outside any group."""
+        """Process given partitions from given offsets on, outside any group: no member, no checkpoints.
+
+        A message that keeps failing goes to the dead letters of the group "_manual".
+        """
         self._check_open()
-        registry = self._registry("manual", "manual", self.settings)
+        registry = self._registry("_manual", "manual", self.settings)
         begin = GroupHandle(registry, self.log, self._clock).resolve(offsets)
         workforce = Workforce(self._job(registry, handler, deliver, "earliest", None, None, "manual", self.settings))
-        subscription = Subscription(workforce)
-        for partition, offset in sorted(begin.items()):
-            workforce.start(Grant(partition, Owner("manual", "manual"), 0), offset, paused=False)
-        self._subscriptions.append(subscription)
+        workforce.job.alive_until = float("inf")
+        subscription = Subscription(workforce, self._subscriptions)
+        workforce.start_all({Grant(p, Owner("manual", "manual"), 0): offset for p, offset in sorted(begin.items())})
         return subscription
 
     def group(self, name: str) -> GroupHandle:
@@ -218,20 +229,23 @@ class Queue:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush producers, stop consumers cleanly, and free everything. Closing twice is harmless."""
+        """Flush producers, stop consumers cleanly, and free everything. Closing twice is harmless.
+
+        Everything is closed whatever happens; the first error is raised at the end.
+        """
         if self._closed:
             return
         self._closed = True
-        for producer in list(self._producers):
-            producer.close()
-        for consumer in list(self._consumers):
-            consumer.stop()
-        for subscription in self._subscriptions:
-            subscription.stop()
-        if self._stop_metrics is not None:
-            self._stop_metrics()
-        self.store.close()
-        self.log.close()
+        with ExitStack() as closing:  # in reverse: what is used by others closes last
+            closing.callback(self.log.close)
+            closing.callback(self.store.close)
+            if self._stop_metrics is not None:
+                closing.callback(self._stop_metrics)
+            users: list[Subscription | Consumer] = [*self._subscriptions, *self._consumers]
+            for user in users:
+                closing.callback(user.stop)
+            for producer in list(self._producers):
+                closing.callback(producer.close)
 
     def __enter__(self) -> Queue:
         return self
@@ -261,6 +275,7 @@ class Queue:
         settings: Settings,
     ) -> Job:
         delivery.check_deliver(deliver)
+        delivery.check_handler(handler)
         group = GroupHandle(registry, self.log, self._clock)
         group.resolve({0: start})  # a bad start is refused here, not later in a thread
         called = delivery.taking(handler, 2)

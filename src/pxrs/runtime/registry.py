@@ -83,11 +83,11 @@ class Registry:
 
     # ---- the group ------------------------------------------------------------------------------------
 
-    def initialize(self, partitions: int, hash: str, reduce: str, assignor: str | None = None) -> Group:
+    def initialize(self, partitions: int, hash: str, reduce: str, assignor: str | None = None, log: str = "") -> Group:
         """Create the group's rows if they are not there. Partition rows first: the group row says they all exist."""
         found = self.find_group()
         if found is None:
-            created = Group(partitions, hash, reduce, assignor or "sticky")
+            created = Group(partitions, hash, reduce, assignor or "sticky", log=log)
             self._create_partitions(partitions)
             found = self._groups.change_one(self.keys.group, lambda row: row or created).row
         assert found is not None
@@ -102,6 +102,12 @@ class Registry:
                 raise Mismatch(
                     f"group {self.group_name!r} was created with {what} = {recorded!r}, and is opened with {wanted!r}"
                 )
+        if log and found.log and found.log != log:
+            raise Mismatch(
+                f"group {self.group_name!r} has consumed another log named {self.queue!r} (id {found.log!r}, this one "
+                f"has {log!r}): its checkpoints mean nothing here. Give each queue a registry or prefix of its own, or "
+                "delete the group"
+            )
         return found
 
     def _create_partitions(self, count: int) -> None:

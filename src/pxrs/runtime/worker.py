@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from pxrs.clock import Clock
-from pxrs.errors import HandlerFailed, PxrsError, StopConsuming
+from pxrs.errors import Damaged, HandlerFailed, PxrsError, StopConsuming, Unavailable
 from pxrs.logs.base import Log
 from pxrs.model import Grant, Message
 from pxrs.runtime import delivery
@@ -26,7 +27,13 @@ from pxrs.settings import Settings
 logger = logging.getLogger("pxrs.consumer")
 
 
+PARKED_SECONDS = 5.0
+"""How long a partition whose log cannot be read waits before it looks again."""
+
+
 class DeadLetterBox(Protocol):
+    """Where messages go that a handler could not process."""
+
     def keep(self, message: Message, cause: BaseException, stack: str, tries: int, context: Context) -> None: ...
 
 
@@ -66,14 +73,24 @@ class Job:
     assigned: Callable[..., Any] | None = None
     revoked: Callable[..., Any] | None = None
     member: str = ""
-    alive_until: float = float("inf")
+    alive_until: float = 0.0
+    """Nothing is taken after this monotonic time. A member extends it; without one it is infinite."""
 
 
 class Worker:
     """One partition, from its claim to its release. All methods but ``_run`` are called by the member's thread."""
 
-    def __init__(self, job: Job, grant: Grant, checkpoint: int | None, paused: bool) -> None:
+    def __init__(
+        self,
+        job: Job,
+        grant: Grant,
+        checkpoint: int | None,
+        paused: bool,
+        before: Sequence[threading.Thread] = (),
+    ) -> None:
         self.grant = grant
+        self.trouble: PxrsError | None = None
+        self._before = before
         self.position: int | None = checkpoint
         self.is_live = False
         self.finished = False
@@ -84,7 +101,7 @@ class Worker:
         self._context = Context(job.member, grant.epoch, 1)
         self._paused = paused
         self._halt = False
-        self._lost = False
+        self._begun = False
         self._bell = threading.Event()
         self._commit_at = 0
         self._told: int | None = checkpoint
@@ -101,7 +118,6 @@ class Worker:
 
     def lose(self) -> None:
         """The partition is somebody else's: what still runs does not count."""
-        self._lost = True
         self.drain()
 
     def pause(self, paused: bool) -> None:
@@ -116,8 +132,9 @@ class Worker:
     def _run(self) -> None:
         unsubscribe: Callable[[], None] | None = None
         try:
-            self._begin()
+            self._await_those_before()
             unsubscribe = self._job.log.subscribe(self.grant.partition, self._bell.set)
+            self._try_to_begin()
             self._loop()
         except PxrsError as error:
             self._job.fail(error)
@@ -131,8 +148,21 @@ class Worker:
                 unsubscribe()
             self._end()
 
+    def _await_those_before(self) -> None:
+        """Two handlers never run on one partition: one that an earlier claim left behind ends first."""
+        for thread in self._before:
+            while thread.is_alive() and not self._halt:
+                thread.join(0.05)
+
+    def _try_to_begin(self) -> None:
+        """At once, also if the partition is to be given up again: whoever has claimed it is told. Else in the loop."""
+        if not any(thread.is_alive() for thread in self._before):
+            with suppress(Unavailable, Damaged):
+                self._begin()
+
     def _begin(self) -> None:
         partition = self.grant.partition
+        self.busy_since = self._job.clock.monotonic()
         start, end = self._job.log.bounds(partition)
         position = self._job.start_at(partition) if self._checkpoint is None else self._checkpoint
         if not start <= position <= end:
@@ -141,10 +171,12 @@ class Worker:
         self.position = position
         if self._job.assigned:
             self._job.assigned(partition, position, self.grant.epoch)
+        self.busy_since = None
+        self._begun = True
 
     def _end(self) -> None:
         try:
-            if self._job.revoked:
+            if self._job.revoked and self._begun:
                 self._job.revoked(self.grant.partition, self.position, self.grant.epoch)
         except Exception as error:  # a failing callback must not keep the partition from being handed over
             logger.exception("revoked callback failed for partition %d", self.grant.partition)
@@ -156,15 +188,30 @@ class Worker:
     def _loop(self) -> None:
         while not self._halt:
             self._bell.clear()
-            batch = self._next_batch()
+            try:
+                batch = self._next_batch()
+            except (Unavailable, Damaged) as error:
+                self._park(error)
+                continue
+            self.trouble = None
             if batch is not None:
                 self._handle_batch(batch)
             elif not self._halt:
                 self._bell.wait(self._until_told())
 
+    def _park(self, error: PxrsError) -> None:
+        """A log that cannot be read holds this partition, and no other: look again when something changes, or soon."""
+        self.busy_since = None
+        if type(error) is not type(self.trouble):
+            logger.error("partition %d waits: %s", self.grant.partition, error)
+        self.trouble = error
+        self._bell.wait(PARKED_SECONDS)
+
     def _next_batch(self) -> pa.RecordBatch | None:
         if self._paused or self._job.clock.monotonic() >= self._job.alive_until:
             return None
+        if not self._begun:
+            self._begin()
         assert self.position is not None
         batch = self._job.log.read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
         if batch is None and not self.is_live:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pxrs.model import Grant
@@ -19,9 +19,18 @@ class Workforce:
         self._past = Tally()
 
     def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
-        worker = Worker(self.job, grant, checkpoint, paused)
+        """Work on a partition; what an earlier claim of it left running here ends first."""
+        before = [w.thread for w in self._leaving if w.grant.partition == grant.partition and not w.finished]
+        worker = Worker(self.job, grant, checkpoint, paused, before)
         self.workers[grant.partition] = worker
         worker.begin()
+
+    def start_all(self, grants: Mapping[Grant, int]) -> None:
+        """Begin several partitions at once: none of them runs before all are known here."""
+        for grant, offset in grants.items():
+            self.workers[grant.partition] = Worker(self.job, grant, offset, paused=False)
+        for worker in list(self.workers.values()):
+            worker.begin()
 
     def position(self, partition: int) -> int | None:
         return self.workers[partition].position
@@ -33,18 +42,19 @@ class Workforce:
         return self.workers[partition].finished
 
     def stop(self, partition: int, lost: bool) -> None:
-        worker = self.workers.pop(partition)
+        worker = self.workers[partition]
         if lost:
             worker.lose()
         for ended in [w for w in self._leaving if w.finished]:
             self._past.add(ended.tally)
             self._leaving.remove(ended)
-        self._leaving.append(worker)
+        self._leaving.append(worker)  # before it goes from the one list: a sum must not miss it
+        del self.workers[partition]
 
     def tally(self) -> Tally:
         """What all workers have done, those of partitions that went away included."""
         total = replace(self._past)
-        for worker in self._all():
+        for worker in set(self._all()):
             total.add(worker.tally)
         return total
 
@@ -52,9 +62,8 @@ class Workforce:
         self.workers[partition].pause(paused)
 
     def extend(self, until: float) -> None:
-        late = self.job.clock.monotonic() >= self.job.alive_until
-        self.job.alive_until = until
-        if late:
+        old, self.job.alive_until = self.job.alive_until, until
+        if self.job.clock.monotonic() >= old:  # judged after the new limit stands: who saw the old one is nudged
             for worker in self.workers.values():
                 worker.nudge()
 

@@ -30,6 +30,9 @@ from pxrs.testing.world import CALM, Faults, SkewedClock, World
 
 T = TypeVar("T")
 QUEUE, GROUP = "simulated", "group"
+LEASES_MS = (2_000, 3_000, 4_500)
+"""Members may have different leases; each is judged by its own."""
+MOST_SPINS = 20
 OPERATOR = Owner("operator", "-")
 SETTINGS = Settings(
     lease_ms=3_000,
@@ -185,15 +188,20 @@ class Process:
         self.owner = Owner(name, inc)
         registry = Registry(Wire(cluster, self), QUEUE, GROUP, self.clock, ringer=name)
         grace = cluster.world.random.choice((0, 0, 5_000))
-        row = MemberRow(name, inc, lease_ms=SETTINGS.lease_ms, grace_ms=grace)
+        settings = SETTINGS.with_(lease_ms=cluster.world.random.choice(LEASES_MS))
+        row = MemberRow(name, inc, lease_ms=settings.lease_ms, grace_ms=grace)
         self.member = Member(
-            registry, SimulatedWork(cluster, self), row, SETTINGS, self.clock, self._nonce, cluster.report
+            registry, SimulatedWork(cluster, self), row, settings, self.clock, self._nonce, cluster.report
         )
+        self.excused = False
+        """Whether somebody gave this process a reason to end with an error: a twin, or an eviction."""
         self._registry = registry
         self.alive = True
         self._asleep_until = 0.0
         self._sleeping = False
         self._naps = 0
+        self._spins = 0
+        self.spun = False
         self._loop = greenlet.greenlet(self._run, parent=cluster.hub)
         cluster.world.at(cluster.world.now, self._loop.switch)
 
@@ -205,9 +213,16 @@ class Process:
         while self.alive and not self._initialized():
             self.cluster.world.sleep(0.5)
         while self.alive and not self.member.finished:
+            began = self.cluster.world.now
             wake = self.member.round()
+            self._check_spinning(idle=wake <= began == self.cluster.world.now)
             self._nap(max(0.001, wake - self.cluster.world.now))
         self.alive = False
+
+    def _check_spinning(self, idle: bool) -> None:
+        """A round that asked the store for nothing and wants to be called at once again would burn a real core."""
+        self._spins = self._spins + 1 if idle else 0
+        self.spun = self.spun or self._spins > MOST_SPINS
 
     def _initialized(self) -> bool:
         try:

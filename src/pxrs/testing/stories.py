@@ -13,10 +13,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from pxrs.errors import PxrsError
-from pxrs.model import Cause
+from pxrs.model import EVICTED, Cause
 from pxrs.runtime.registry import Registry
 from pxrs.testing.checker import Rested, Stored, Violation, check
-from pxrs.testing.simulation import GROUP, QUEUE, SETTINGS, Cluster, DirectStore
+from pxrs.testing.simulation import GROUP, QUEUE, SETTINGS, Cluster, DirectStore, Process
 from pxrs.testing.world import CALM, Faults, SkewedClock, World
 
 LEASE = SETTINGS.lease_ms / 1000
@@ -66,7 +66,7 @@ class Story:
         history = self.world.history
         return Outcome(
             seed=self.seed,
-            violations=tuple(check(history)),
+            violations=(*check(history), *self._misbehaved()),
             steps=self.world.steps,
             faults=self._injected + self.cluster.struck,
             members=len(self._names),
@@ -74,6 +74,15 @@ class Story:
             messages=sum(self.cluster.ends),
             moves=sum(isinstance(e, Stored) and e.row.cause is Cause.CLAIM for e in history),
         )
+
+    def _misbehaved(self) -> list[Violation]:
+        """Processes that ended with an error for which nobody gave them a reason, or kept a core busy with nothing."""
+        ended = [p for p in self.cluster.processes if p.member.error is not None and not p.excused]
+        spun = [p for p in self.cluster.processes if p.spun]
+        return [
+            *(Violation("convergence", f"{p.owner.id} ended by itself: {p.member.error!r}") for p in ended),
+            *(Violation("isolation", f"{p.owner.id} called itself again and again with nothing to do") for p in spun),
+        ]
 
     def _begin(self) -> None:
         self.cluster.send(12)
@@ -92,7 +101,7 @@ class Story:
             lost_reply=self._chance.choice((0, 0.01, 0.05)),
             late_write=self._chance.choice((0, 0.01, 0.04)),
             lost_write=self._chance.choice((0, 0.01, 0.04)),
-            slow=self._chance.choice((0, 0.02)),
+            slow=self._chance.choice((0, 0.02, 0.06)),
             dropped_wake=self._chance.choice((0, 0.3, 1.0)),
         )
         end = self.world.now + CAMPAIGN_SECONDS
@@ -103,8 +112,8 @@ class Story:
 
     def _strike(self) -> None:
         actions: Sequence[tuple[int, Callable[[], bool]]] = (
-            (3, self._crash), (4, self._restart), (3, self._pause), (2, self._leave), (1, self._twin),
-            (2, self._jump), (1, self._seek), (1, self._evict),
+            (3, self._crash), (4, self._restart), (3, self._pause), (2, self._leave), (2, self._twin),
+            (2, self._jump), (1, self._seek), (1, self._evict), (1, self._drain), (2, self._hold),
         )  # fmt: skip
         action = self._chance.choices([a for _, a in actions], [w for w, _ in actions])[0]
         self._injected += action()
@@ -138,7 +147,13 @@ class Story:
 
     def _twin(self) -> bool:
         """A second process under an id that is in use."""
-        return self._with_victim(lambda p: self._start(p.owner.id))
+
+        def double(process: Process) -> None:
+            # Whichever of the two registers last wins, and that need not be the one that was started last.
+            process.excused = True
+            self.cluster.start(process.owner.id).excused = True
+
+        return self._with_victim(double)
 
     def _seek(self) -> bool:
         partition = self._chance.randrange(self.cluster.partitions)
@@ -147,7 +162,18 @@ class Story:
 
     def _evict(self) -> bool:
         name = self._chance.choice(self._names)
-        return self._operate(lambda registry: registry.evict(name, f"evicted-{self.world.steps}"))
+        for process in self.cluster.processes:
+            process.excused = process.excused or process.owner.id == name
+        return self._operate(lambda registry: registry.evict(name, f"{EVICTED}{self.world.steps}"))
+
+    def _drain(self) -> bool:
+        name = self._chance.choice(self._names)
+        return self._operate(lambda registry: registry.drain(name))
+
+    def _hold(self) -> bool:
+        """Pause a partition, or let it go on."""
+        partition = self._chance.randrange(self.cluster.partitions)
+        return self._operate(lambda registry: registry.pause([partition], self._chance.random() < 0.5))
 
     def _operate(self, act: Callable[[Registry], object]) -> bool:
         registry = Registry(DirectStore(self.cluster), QUEUE, GROUP, SkewedClock(self.world))
@@ -163,6 +189,7 @@ class Story:
         """Faults stop; every name has one living process again; then nothing may stay wrong."""
         self.cluster.faults = CALM
         self.cluster.continue_all()
+        self._operate(lambda registry: registry.pause(range(self.cluster.partitions), False))
         self.world.run_until(self.world.now + LEASE)
         for name in self._names:
             if name not in {p.owner.id for p in self.cluster.living()}:

@@ -37,6 +37,7 @@ class PartitionLine(Line):
     lag_seconds: float | None = None
     paused: bool = False
     cause: str = ""
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,22 @@ class GroupView(list[PartitionLine]):
         return "Stable" if all(line.owner in names for line in self) else "Rebalancing"
 
 
-def partition_line(row: Partition, start: int, end: int, lag_seconds: float | None) -> PartitionLine:
+def partition_line(row: Partition, start: int, end: int, lag_seconds: float | None, error: str = "") -> PartitionLine:
+    """The line of one partition; ``error`` says why its log could not be looked at."""
     position = max(start, row.position) if row.checkpoint is None else row.position
     owner = row.owner.id if row.owner else None
     lag = max(0, end - position)
     return PartitionLine(
-        row.number, owner, row.epoch, position, end, lag, lag_seconds if lag else 0.0, row.paused, row.cause.value
+        row.number,
+        owner,
+        row.epoch,
+        position,
+        end,
+        lag,
+        lag_seconds if lag else 0.0,
+        row.paused,
+        row.cause.value,
+        error,
     )
 
 

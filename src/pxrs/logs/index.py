@@ -1,0 +1,67 @@
+"""Where the batches of one segment stand: some forty bytes for each, since a segment may hold very many."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+from pxrs.logs.base import Stamp
+from pxrs.logs.segment import Header
+
+_NOBODY = -1
+
+
+class BatchIndex:
+    """Parallel columns, one row for each batch, in the order of the file."""
+
+    def __init__(self) -> None:
+        self.positions = array("q")
+        self.bases = array("q")
+        self.last_us = array("q")
+        self.verified = bytearray()
+        self._producers = array("i")
+        self._sequences = array("q")
+        self._numbers: dict[str, int] = {}
+        self._highest = array("q")
+
+    def __len__(self) -> int:
+        return len(self.bases)
+
+    def add(self, position: int, header: Header) -> None:
+        self.positions.append(position)
+        self.bases.append(header.base)
+        self.last_us.append(header.last_us)
+        self.verified.append(False)
+        self._producers.append(_NOBODY if header.stamp is None else self._note(header.stamp))
+        self._sequences.append(0 if header.stamp is None else header.stamp.sequence)
+
+    def _note(self, stamp: Stamp) -> int:
+        """The producer's number here; its highest sequence makes the search for a new stamp cost nothing."""
+        number = self._numbers.setdefault(stamp.producer, len(self._numbers))
+        if number == len(self._highest):
+            self._highest.append(stamp.sequence)
+        self._highest[number] = max(stamp.sequence, self._highest[number])
+        return number
+
+    def cut(self, count: int) -> None:
+        """Keep only the first ``count`` batches."""
+        for column in (self.positions, self.bases, self.last_us, self.verified, self._producers, self._sequences):
+            del column[count:]
+
+    def number_of(self, offset: int) -> int:
+        """Which of the batches holds this offset."""
+        return bisect_right(self.bases, offset) - 1
+
+    def find(self, stamp: Stamp) -> int | None:
+        """The first offset of the batch with this stamp. Only a retry is searched for: others are ahead of all."""
+        producer = self._numbers.get(stamp.producer)
+        if producer is None or stamp.sequence > self._highest[producer]:
+            return None
+        at = -1
+        try:
+            while True:
+                at = self._sequences.index(stamp.sequence, at + 1)
+                if self._producers[at] == producer:
+                    return self.bases[at]
+        except ValueError:  # no more of them
+            return None
