@@ -25,7 +25,9 @@ from pxrs.logs.walk import Tail
 logger = logging.getLogger(__name__)
 
 _CLOCK = SystemClock()
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.01  # seconds between two looks at a lock that another holds
+# Seconds between two looks at a lock that another holds. They grow slowly: the lock of a busy partition is free only
+# for moments, and who looks seldom misses them; it takes half a second to come to the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0005, 0.01, 1.02
 
 # The descriptors that are open while a partition is locked. A child that is forked in that moment must close
 # its copies: a lock lives as long as any copy of its descriptor, and would outlive its holder.
@@ -110,7 +112,7 @@ class PartitionWriter:
             if _CLOCK.monotonic() >= deadline:
                 raise self._still_locked("another producer")
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(_GROWTH * pause, _LONGEST_PAUSE)
 
     def _still_locked(self, holder: str) -> Unavailable:
         return Unavailable(

@@ -159,6 +159,7 @@ class Worker:
         if not any(thread.is_alive() for thread in self._before):
             with suppress(Unavailable, Damaged):
                 self._begin()
+            self.busy_since = None
 
     def _begin(self) -> None:
         partition = self.grant.partition
