@@ -31,6 +31,9 @@ LAG_MESSAGES = Metric("pxrs_lag_messages", "gauge", "messages behind the end of 
 LAG_SECONDS = Metric("pxrs_lag_seconds", "gauge", "how long the next message has been waiting", _PARTITION)
 CHECKPOINT = Metric("pxrs_checkpoint", "gauge", "the committed offset: the next message to process", _PARTITION)
 OWNED_PARTITIONS = Metric("pxrs_owned_partitions", "gauge", "partitions in this member's hands", _MEMBER)
+PARKED_PARTITIONS = Metric(
+    "pxrs_parked_partitions", "gauge", "owned partitions that wait because their log cannot be read", _MEMBER
+)
 BEAT_AGE_SECONDS = Metric("pxrs_beat_age_seconds", "gauge", "time since the registry confirmed a beat", _MEMBER)
 LEADS = Metric("pxrs_leads", "gauge", "1 if this member leads its group", _MEMBER)
 REBALANCES = Metric("pxrs_rebalances_total", "counter", "rebalances that this member led to their end", _MEMBER)

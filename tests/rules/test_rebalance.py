@@ -165,6 +165,13 @@ def test_the_next_verdict_is_the_first_moment_at_which_somebody_could_be_late() 
     assert watch.next_verdict(15.0) is None
 
 
+def test_the_shortest_lease_sets_the_pace_of_looking() -> None:
+    watch = Watch()
+    assert watch.shortest_lease() == float("inf")
+    watch.see([MemberRow("A", "1", lease_ms=4000), MemberRow("B", "1", lease_ms=1500)], 0.0)
+    assert watch.shortest_lease() == 1.5
+
+
 def test_a_member_that_comes_back_is_watched_anew() -> None:
     watch = Watch()
     watch.see([MemberRow("A", "1")], 0.0)

@@ -411,15 +411,11 @@ def test_threads_share_a_producer(log: Watched, producer_of: MakeProducer) -> No
         assert mine == list(range(200))
 
 
-def test_closing_ends_the_thread_and_tells(log: Watched) -> None:
-    closed: list[bool] = []
-    producer = Producer(
-        log, Partitioner(partitions=PARTITIONS), Settings(), SystemClock(), on_close=lambda: closed.append(True)
-    )
+def test_closing_flushes_and_refuses_what_comes_later(log: Watched) -> None:
+    producer = Producer(log, Partitioner(partitions=PARTITIONS), Settings(), SystemClock())
     receipt = producer.send("k", b"x")
     producer.close()
     producer.close()
-    assert closed == [True]
     assert receipt.done()
     with pytest.raises(Closed, match="closed"):
         producer.send("k", b"x")

@@ -64,6 +64,8 @@ class Meter:
 
     def _of_work(self, workforce: Workforce, labels: tuple[str, ...]) -> Iterator[Sample]:
         tally = workforce.tally()
+        parked = sum(worker.trouble is not None for worker in list(workforce.workers.values()))
+        yield Sample(metrics.PARKED_PARTITIONS, labels, parked)
         yield Sample(metrics.HANDLED, labels, tally.handled)
         yield Sample(metrics.RETRIED, labels, tally.retried)
         yield Sample(metrics.SKIPPED, labels, tally.skipped)

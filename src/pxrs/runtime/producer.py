@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any
@@ -60,13 +60,11 @@ class Producer:
         partitioner: Routes,
         settings: Settings,
         clock: Clock,
-        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.id = os.urandom(8).hex()
         self._partitions = log.identity.partitions
         self._settings = settings
         self._clock = clock
-        self._on_close = on_close
         packer = Packer(partitioner, self._partitions, bytes.fromhex(self.id))
         self._outbox = Outbox(log, packer, settings, clock)
         self._closed = False
@@ -120,8 +118,6 @@ class Producer:
         self._dropped.detach()
         self._outbox.stop()
         self._outbox.join()
-        if self._on_close is not None:
-            self._on_close()
         if self._outbox.failure is not None:
             raise self._outbox.failure
 
