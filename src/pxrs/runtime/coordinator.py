@@ -74,7 +74,10 @@ class Coordinator:
 
     def leave(self, group: Group, now: float) -> None:
         """Hand the lead on: plan without this member and resign, in one swap."""
-        if self._lead is None or not self._still_leads(group, self._lead):
+        if self._lead is None:
+            return
+        if not self._still_leads(group, self._lead):
+            self._lose_lead()
             return
         members = {m.id: m for m in self._registry.members()}
         live = tuple(
@@ -94,6 +97,7 @@ class Coordinator:
         return group.leader == lead.owner and group.leader_epoch == lead.epoch
 
     def _lose_lead(self) -> None:
+        self._report_end("handed on", self._clock.monotonic())
         self._lead = None
         self._lives = frozenset()
         self._overdue = {}

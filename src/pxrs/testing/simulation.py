@@ -97,14 +97,14 @@ class Wire(Store):
         if late or cluster.strikes("lost_reply"):
             self._travel(slow=True)
             return None
-        cluster.world.sleep(journey)
+        self._process.sleep(journey)
         self._travel()
         while not box:
             self._travel()
         return box[0]
 
     def _travel(self, slow: bool = False) -> None:
-        self._cluster.world.sleep(1.0 if slow else self._cluster.journey())
+        self._process.sleep(1.0 if slow else self._cluster.journey())
 
 
 @dataclass(slots=True)
@@ -211,7 +211,7 @@ class Process:
     def _run(self) -> None:
         """The loop that a thread runs in a real process."""
         while self.alive and not self._initialized():
-            self.cluster.world.sleep(0.5)
+            self.sleep(0.5)
         while self.alive and not self.member.finished:
             began = self.cluster.world.now
             wake = self.member.round()
@@ -230,6 +230,12 @@ class Process:
         except PxrsError:
             return False
         return True
+
+    def sleep(self, seconds: float) -> None:
+        """Let the others go on meanwhile. A paused process goes on later, a dead one never."""
+        me = greenlet.getcurrent()
+        self.cluster.world.at(self.cluster.world.now + seconds, lambda: self.when_awake(me.switch))
+        self.cluster.hub.switch()
 
     def _nap(self, seconds: float) -> None:
         self._naps += 1

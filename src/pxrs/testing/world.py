@@ -7,8 +7,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import greenlet
-
 from pxrs.testing.checker import Event
 
 
@@ -34,12 +32,6 @@ class World:
             self.steps += 1
             action()
         self.now = end
-
-    def sleep(self, seconds: float) -> None:
-        """Called inside a simulated process: let the others go on meanwhile."""
-        me = greenlet.getcurrent()
-        self.at(self.now + seconds, me.switch)
-        me.parent.switch()
 
 
 class SkewedClock:
