@@ -89,6 +89,7 @@ class Town:
         """SIGSTOP, but not in the middle of a SQLite transaction: that would hold the file's lock, and all others."""
         for _ in range(1_000):
             process.send_signal(signal.SIGSTOP)
+            eventually(lambda: _is_stopped(process.pid), "every thread of the process to stand still")
             if self._registry_is_free():
                 return
             process.send_signal(signal.SIGCONT)
@@ -133,3 +134,9 @@ def check_order(lines: list[Line]) -> None:
             assert offsets == list(range(offsets[0], offsets[0] + len(offsets))), (partition, epoch)
             assert offsets[0] <= done, f"partition {partition}: epoch {epoch} skips from {done} to {offsets[0]}"
             done = max(done, offsets[-1] + 1)
+
+
+def _is_stopped(pid: int) -> bool:
+    """A signal takes effect a moment after it was sent, and for each thread."""
+    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return bool(states) and set(states) == {"T"}
