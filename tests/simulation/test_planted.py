@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -14,8 +14,8 @@ MOST = 200
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.number}-{bug.title.replace(' ', '-')}")
-def test_the_planted_bug_is_found(bug: Bug) -> None:
+def test_the_planted_bug_is_found(bug: Bug, show: Callable[[str], None]) -> None:
     found = histories_needed(bug, MOST)
     assert found is not None, f"bug {bug.number} ({bug.title}) stayed hidden in {MOST} histories"
-    print(f"\n{line(bug, found)}", file=sys.stderr)
+    show(line(bug, found))
     assert run_one(found[0] - 1).violations == (), "the same seed must be green with the sound code"

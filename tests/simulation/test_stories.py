@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from pxrs.testing.stories import Story, run_many, run_one, totals
@@ -11,18 +13,18 @@ HISTORIES = 2_000
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_promise_holds_in_thousands_of_histories() -> None:
+def test_every_promise_holds_in_thousands_of_histories(show: Callable[[str], None]) -> None:
     outcomes = run_many(range(HISTORIES))
-    print("\n" + totals(outcomes))
+    show(totals(outcomes))
     small = [(o.seed, o.too_small()) for o in outcomes if o.too_small()]
     assert not small, f"histories that tested too little: {small[:5]}"
     broken = [(o.seed, o.violations[0]) for o in outcomes if o.violations]
     assert not broken, f"replay with: python -m pxrs.testing.stories --seed {broken[0][0]}\n{broken[:5]}"
 
 
-def test_a_few_histories_for_daily_use() -> None:
+def test_a_few_histories_for_daily_use(show: Callable[[str], None]) -> None:
     outcomes = [run_one(seed) for seed in range(50_000, 50_040)]
-    print("\n" + totals(outcomes))
+    show(totals(outcomes))
     assert not [o for o in outcomes if o.violations or o.too_small()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -17,16 +17,14 @@ def test_a_broken_store_fails_the_test_named_for_its_fault(fault: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_table_of_faults_and_the_tests_that_catch_them(pytestconfig: pytest.Config) -> None:
-    lines = ["", "fault planted in the store            tests that caught it, the one named for it first"]
+def test_the_table_of_faults_and_the_tests_that_catch_them(show: Callable[[str], None]) -> None:
+    lines = ["fault planted in the store            tests that caught it, the one named for it first"]
     for fault, (kind, named) in BROKEN.items():
         broken = run_suite(BrokenSuite(kind))
         assert named in broken, f"{fault}: only {sorted(broken)} failed"
         names = [name.removeprefix("test_") for name in (named, *sorted(broken.keys() - {named}))]
         lines.append(f"{fault:<36}{len(names):>3}  {', '.join(names[:2])}")
-    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        # A worker's standard output belongs to pytest-xdist; its standard error is shown.
-        print("\n".join(lines), file=sys.stderr, flush=True)
+    show("\n".join(lines))
 
 
 def test_the_sound_store_keeps_every_promise() -> None:
