@@ -21,7 +21,7 @@ KEYS = [f"account-{number:05d}" for number in range(1_000)]
 
 
 def run(quick: bool) -> Result:
-    count = 100_000 if quick else 1_000_000
+    count = 300_000 if quick else 1_000_000
     trips = 100 if quick else 500
     with tempfile.TemporaryDirectory() as place:
         durable = _rate(f"file:{place}/queue", count)
