@@ -93,6 +93,8 @@ PLANTS = (
     Plant("light-vocabulary", "errors.py", "import pyarrow", ("pxrs.errors -> pyarrow",)),
     Plant("light-vocabulary", "settings.py", "import yaml", ("pxrs.settings -> yaml",)),
     Plant("test-tools", "runtime/report.py", "import greenlet", ("pxrs.runtime.report -> greenlet",)),
+    Plant("only-spark-knows-spark", "sinks/staging.py", "import pyspark", ("pxrs.sinks.staging -> pyspark",)),
+    Plant("light-tasks", "spark/reading.py", "import pxrs.runtime.report", ("pxrs.spark.reading",)),
     Plant("no-cycles", "runtime/report.py", "import pxrs.runtime.consumer", ("pxrs.runtime",)),
 )
 

@@ -43,6 +43,7 @@ LOSSES = Metric("pxrs_losses_total", "counter", "partitions lost without a clean
 COMMITS = Metric("pxrs_commits_total", "counter", "checkpoints stored", _MEMBER)
 FENCED_WRITES = Metric("pxrs_fenced_writes_total", "counter", "late writes that were refused", _MEMBER)
 TROUBLES = Metric("pxrs_registry_troubles_total", "counter", "rounds in which the registry did not answer", _MEMBER)
+BATCHES = Metric("pxrs_batches_total", "counter", "batches that a pipeline has worked off", _MEMBER)
 HANDLED = Metric("pxrs_handled_total", "counter", "messages processed", _MEMBER)
 RETRIED = Metric("pxrs_retried_total", "counter", "calls of the handler after a failure", _MEMBER)
 SKIPPED = Metric("pxrs_skipped_total", "counter", "messages skipped by the failure policy", _MEMBER)

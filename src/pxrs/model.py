@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from pxrs.errors import BadName
 
 __all__ = [
+    "Batch",
     "Cause",
     "Grant",
     "Group",
@@ -25,6 +26,7 @@ __all__ = [
     "Message",
     "Owner",
     "Partition",
+    "Range",
     "Tenure",
     "check_name",
 ]
@@ -72,6 +74,53 @@ class Grant(NamedTuple):
     partition: int
     owner: Owner
     epoch: int
+
+
+class Range(NamedTuple):
+    """The messages ``[start, end)`` of one partition, taken under this epoch."""
+
+    partition: int
+    start: int
+    end: int
+    epoch: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What is processed, written and committed together: ranges of one or several partitions, and who took them.
+
+    ``number`` counts the batches of one member's life; ``attempt`` the tries of one batch, from 1. ``log`` is the id
+    of the queue's log. The epochs in the ranges are fencing tokens for outputs that can refuse older ones.
+    """
+
+    queue: str
+    log: str
+    group: str
+    owner: Owner
+    number: int
+    ranges: tuple[Range, ...]
+    attempt: int = 1
+
+    @property
+    def name(self) -> str:
+        """Unique: no other try of any batch, of any member, ever has this name. Safe as a file name."""
+        return f"{self.group}-{self.owner.inc[:12]}-{self.number:06d}.{self.attempt}"
+
+    @property
+    def member(self) -> str:
+        return self.owner.id
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.ranges)
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        return tuple(part.partition for part in self.ranges)
 
 
 class Tenure(NamedTuple):

@@ -66,6 +66,14 @@ class Settings:
     deliver_rows: int = 1_000
     """How many messages a handler of lists or Arrow batches gets at once, at most."""
 
+    # Pipelines
+    target_batch_ms: int = 1_000
+    """A pipeline makes its batches as large as it can process in about this time."""
+    max_batch_rows: int = 10_000_000
+    """No batch of a pipeline has more messages than this."""
+    fast_rows: int = 10_000
+    """A batch of at most this many messages is read in the driver, which saves a Spark job; 0 = never."""
+
     # Producer
     linger_ms: int = 5
     """How long a message may wait for company before it is written."""
@@ -120,7 +128,7 @@ _KINDS: dict[str, Any] = {f.name: get_type_hints(Settings)[f.name] for f in fiel
 _MINIMUM = {
     "lease_ms": 50, "poll_ms": 1, "drain_ms": 1, "revoke_timeout_ms": 1, "progress_limit_ms": 1,
     "commit_every": 1, "commit_interval_ms": 1, "tries": 1, "prefetch_rows": 1, "deliver_rows": 1, "batch_rows": 1,
-    "batch_bytes": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1,
+    "batch_bytes": 1, "target_batch_ms": 1, "max_batch_rows": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1,
 }  # fmt: skip
 
 
@@ -154,6 +162,7 @@ def _check_relations(settings: Settings) -> None:
         ("beat_ms", "stop_taking_ms", "a member must be able to miss one beat before it stops itself"),
         ("stop_taking_ms", "lease_ms", "a member must stop itself before others may take over"),
         ("drain_ms", "revoke_timeout_ms", "a leader must not force what is still being drained"),
+        ("target_batch_ms", "drain_ms", "a pipeline hands over at the end of a batch"),
         ("lease_ms", "progress_limit_ms", "a handler may be slower than a beat"),
         ("batch_bytes", "buffer_bytes", "a whole batch must fit into the buffer"),
         ("backoff_ms", "backoff_max_ms", "the first wait is the shortest"),

@@ -274,7 +274,7 @@ class Site:
         diary = Diary()
         wish = {"assigned": diary.assigned, "revoked": diary.revoked, "report": diary.report, **more}
         consumer = self.open(store, clock, settings).consumer("g", handler, member=name, **wish)
-        store.owner = consumer._member.me
+        store.owner = consumer._membership.member.me
         if prepare:
             prepare(store)
         self.stores[name], self.diaries[name], self.consumers[name] = store, diary, consumer
@@ -286,7 +286,7 @@ class Site:
         def handle(message: Message, context: Context) -> None:
             if act:
                 act(message)
-            me = self.consumers[context.member]._member.me
+            me = self.consumers[context.member]._membership.member.me
             with self._lock:
                 self.history.append(Processed(message.partition, message.offset, me, context.epoch))
 

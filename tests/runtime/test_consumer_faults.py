@@ -127,7 +127,7 @@ def test_b06_a_dropped_consumer_takes_its_threads_with_it_and_is_replaced() -> N
         queue = site.queue_of_its_own(SwitchedStore(MemoryStore(site.table)))
         consumer = queue.consumer("g", Recorder(), member="A").start()
         site.await_owners("A")
-        threads = [consumer._loop.thread, consumer._watcher.thread]
+        threads = [consumer._membership._loop.thread, consumer._membership._watcher.thread]
         threads += [worker.thread for worker in consumer._workforce.workers.values()]
         alive = weakref.ref(consumer)
         del consumer, queue

@@ -31,7 +31,7 @@ def test_b16_a_lease_that_ends_during_a_revoke_makes_the_flush_fail() -> None:
         site.member("A", Recorder(hang))
         assert running.wait(DEADLINE)
         eventually(lambda: site.queue.group("g").registry.checkpoint(1) == 3, "A's commit")
-        old = site.consumers["A"]._member.handles[1].grant
+        old = site.consumers["A"]._membership.member.handles[1].grant
         site.member("B", second)
         eventually(lambda: site.diaries["A"].partitions("draining") == [1], "the revoke under way")
         site.stores["A"].down = True
@@ -114,19 +114,19 @@ def test_b24_the_same_process_forgets_its_old_position() -> None:
         site.member("A", handler)
         eventually(lambda: site.lag() == 0, "A's ten")
         registry = site.queue.group("g").registry
-        member = site.consumers["A"]._member
+        member = site.consumers["A"]._membership.member
         hand = Owner("hand", "1")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(member, "_wanted", lambda: set[int]())
             member.poll()
-            site.consumers["A"]._loop.wake()
+            site.consumers["A"]._membership._loop.wake()
             eventually(lambda: registry.partition(0).owner is None, "A's release")
             site.send(10, first=10)
             held = registry.claim([0], hand)[0]
             assert isinstance(held, Held) and held.row is not None
             registry.release({Grant(0, hand, held.row.epoch): 17})
         member.poll()
-        site.consumers["A"]._loop.wake()
+        site.consumers["A"]._membership._loop.wake()
         eventually(lambda: site.lag() == 0, "the rest, by A")
         assert [h.offset for h in handler.seen[10:]] == [17, 18, 19]
 
@@ -162,5 +162,5 @@ def test_partitions_without_a_message_let_the_loop_sleep() -> None:
     with Site() as site:
         consumer = site.member("A", Recorder())
         eventually(lambda: site.diaries["A"].of("settled") and consumer.state == "live", "rest")
-        clock = consumer._clock.monotonic
-        eventually(lambda: consumer._member._next_round(clock()) > clock() + 1, "nothing to do for a while")
+        clock = consumer._membership._clock.monotonic
+        eventually(lambda: consumer._membership.member._next_round(clock()) > clock() + 1, "nothing to do for a while")

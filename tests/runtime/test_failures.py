@@ -11,7 +11,6 @@ import pytest
 from pxrs.clock import SystemClock
 from pxrs.errors import HandlerFailed, NotFound
 from pxrs.model import Grant, Message, Owner
-from pxrs.runtime.consumer import no_job_yet
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.worker import Job, Worker
 
@@ -69,7 +68,7 @@ def test_back_off_doubles_up_to_its_limit() -> None:
     time = PassingTime()
     settings = PATIENT.with_(backoff_ms=100, backoff_max_ms=400)
     nothing: Any = None
-    job = Job(nothing, settings, time, print, "message", int, nothing, no_job_yet, no_job_yet, no_job_yet)
+    job = Job(nothing, settings, time, print, "message", int, nothing)
     job.alive_until = float("inf")
     worker = Worker(job, Grant(0, Owner("A", "1"), 1), 0, paused=False)
     worker._bell.wait = time.wait  # type: ignore[method-assign, assignment]  # time passes when it is waited for

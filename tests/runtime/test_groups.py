@@ -19,7 +19,7 @@ from .support import DEADLINE, HASTY, PATIENT, Recorder, Site, eventually
 
 
 def grant_of(site: Site, member: str, partition: int) -> Grant:
-    return site.consumers[member]._member.handles[partition].grant
+    return site.consumers[member]._membership.member.handles[partition].grant
 
 
 def committed(site: Site, partition: int) -> int | None:
@@ -156,7 +156,7 @@ def test_pause_holds_a_partition_and_resume_lets_it_go_on() -> None:
         site.member("A", handler)
         site.await_owners("A")
         site.queue.group("g").pause([1])
-        handles = site.consumers["A"]._member.handles
+        handles = site.consumers["A"]._membership.member.handles
         eventually(lambda: 1 in handles and handles[1].paused, "the pause")
         site.send(20)
         eventually(lambda: len(handler) == 10 and site.lag() == 10, "the other partition")
@@ -274,7 +274,7 @@ def test_b15_two_members_that_both_follow_an_old_target_do_not_share_a_partition
         site.member("B", site.recorder())
         eventually(lambda: site.lag() == 0, "the work")
         for name in "AB":
-            member = site.consumers[name]._member
+            member = site.consumers[name]._membership.member
             patch.setattr(member, "_wanted", lambda: {0})
             member.poll()
         site.send(20, first=20)

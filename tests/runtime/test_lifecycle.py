@@ -224,13 +224,13 @@ def test_a_leaver_that_waits_for_its_handlers_does_not_spin() -> None:
         consumer = site.member("A", Recorder(act))
         site.send(1)
         assert began.wait(30)
-        sound = consumer._member.round
+        sound = consumer._membership.member.round
 
         def counted() -> float:
             rounds[0] += 1
             return sound()
 
-        consumer._member.round = counted  # type: ignore[method-assign]
+        consumer._membership.member.round = counted  # type: ignore[method-assign]
         leaving = threading.Thread(target=consumer.stop)
         leaving.start()
         leaving.join(0.5)
@@ -259,13 +259,13 @@ def test_commits_without_an_answer_are_paced() -> None:
         queue = site.open(store)
         consumer = queue.consumer("g", Recorder(), member="A").start()
         site.await_owners("A")
-        sound = consumer._member.round
+        sound = consumer._membership.member.round
 
         def counted() -> float:
             rounds[0] += 1
             return sound()
 
-        consumer._member.round = counted  # type: ignore[method-assign]
+        consumer._membership.member.round = counted  # type: ignore[method-assign]
         store.lost = True
         site.send(5)
         consumer.wait(0.5)

@@ -102,6 +102,8 @@ class Log(ABC):
     """Where the messages of one queue live."""
 
     identity: LogIdentity
+    directory: str | None = None
+    """Where the log's files are, if it keeps files that this machine can open."""
 
     @abstractmethod
     def append(

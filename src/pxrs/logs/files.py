@@ -34,6 +34,8 @@ class FileLog(Log):
     each process sees the same window, because stamps are stored with the batches.
     """
 
+    directory: str
+
     def __init__(self, directory: str, identity: LogIdentity, settings: Settings) -> None:
         self.identity = identity
         self.directory = directory

@@ -75,9 +75,12 @@ def force_release(row: Partition, owner: Owner, at: float) -> Partition:
 
 
 def seek(row: Partition, position: int, end: int | None, at: float) -> Partition:
-    """Set the checkpoint anywhere, back or forth. The owner loses its epoch, claims again and goes on there."""
+    """Set the checkpoint anywhere, back or forth. The owner loses its epoch, claims again and goes on there.
+
+    The note stays: an output that was committed and not yet published is still to be published.
+    """
     check_position(row.number, position, end)
-    return _pass_to(replace(row, checkpoint=position, note=""), None, Cause.SEEK, at)
+    return _pass_to(replace(row, checkpoint=position), None, Cause.SEEK, at)
 
 
 def pause(row: Partition, paused: bool) -> Partition:

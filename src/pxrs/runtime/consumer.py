@@ -1,145 +1,59 @@
-"""A consumer: a member of a group, a thread for each of its partitions, and one loop that talks to the registry.
-
-The loop and the watcher know their consumer only weakly: one that is dropped without ``stop`` ends like a crashed
-one, instead of keeping partitions for ever that nobody works on.
-"""
+"""A consumer: a member of a group with a thread for each of its partitions."""
 
 from __future__ import annotations
 
-import logging
-import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
-from pxrs.clock import Clock
-from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
-from pxrs.runtime.member import Member
+from pxrs.errors import PxrsError
+from pxrs.runtime.membership import Membership, signals, weakly
 from pxrs.runtime.meter import Meter
-from pxrs.runtime.registry import Registry
-from pxrs.runtime.worker import Job, Tally
+from pxrs.runtime.worker import Tally
 from pxrs.runtime.workforce import Workforce
-
-logger = logging.getLogger("pxrs.consumer")
-
-
-class Loop:
-    """Calls ``step`` until it returns None; ``step`` returns how long to sleep. Anybody may ``wake`` it."""
-
-    def __init__(self, name: str, step: Callable[[], float | None]) -> None:
-        self._bell = threading.Event()
-        self._step = weakref.WeakMethod(step)
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def wake(self) -> None:
-        self._bell.set()
-
-    def _run(self) -> None:
-        while True:
-            self._bell.clear()
-            step = self._step()
-            pause = step() if step is not None else None
-            del step
-            if pause is None:
-                return
-            self._bell.wait(pause)
-
-
-class Watcher:
-    """Waits for the bell, and tells. It holds nobody alive while it waits."""
-
-    def __init__(self, name: str, registry: Registry, seconds: float, rang: Callable[[], bool]) -> None:
-        self._registry = registry
-        self._seconds = seconds
-        self._rang = weakref.WeakMethod(rang)
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def _run(self) -> None:
-        mark, pause = 0, threading.Event()
-        while self._tell():
-            try:
-                mark = self._registry.wait(mark, self._seconds)
-            except (Unavailable, Closed):
-                pause.wait(1.0)
-
-    def _tell(self) -> bool:
-        rang = self._rang()
-        return rang is not None and rang()
 
 
 class Consumer:
     """Processes its share of a queue's partitions. Made by ``queue.consumer(...)``."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        member: Member,
-        workforce: Workforce,
-        meter: Meter,
-        clock: Clock,
-        loop_name: str,
-        running: set[Consumer],
-    ) -> None:
-        self.member_id = member.me.id
-        self._registry = registry
-        self._member = member
+    def __init__(self, membership: Membership, workforce: Workforce, running: set[Any]) -> None:
+        self.member_id = membership.member.me.id
+        self._membership = membership
         self._workforce = workforce
-        self.meter = meter
-        self._clock = clock
         self._running = running
-        self._done = threading.Event()
-        self._stopping = False
-        self._killed = False
-        self._error: PxrsError | None = None
-        self._loop = Loop(f"pxrs-{loop_name}", self._round)
-        self._watcher = Watcher(f"pxrs-{loop_name}-watch", registry, member.poll_seconds, self._rang)
-        workforce.job.wake = self._loop.wake
-        workforce.job.fail = _weakly(self._fail)
-        workforce.job.stop = _weakly(self._request_stop)
+        workforce.job.wake = membership.wake
+        workforce.job.fail = weakly(membership.fail)
+        workforce.job.stop = weakly(membership.request_stop)
+        membership.ended = weakly(self._forget)
         weakref.finalize(self, Workforce.halt, workforce)
 
     # ---- what users call -----------------------------------------------------------------------------------------
 
     def start(self) -> Consumer:
         """Begin, without blocking."""
-        if self._loop.thread.ident is not None:
-            raise Closed("a consumer starts once; make a new one")
+        self._membership.start()
         self._running.add(self)
-        self._loop.thread.start()
-        self._watcher.thread.start()
         return self
 
     def run(self) -> None:
         """Consume until stopped: by ``stop``, by SIGTERM or SIGINT (a clean leave), or by an error, which is raised."""
-        with self._signals():
+        with signals(self._membership.request_stop):
             self.start()
-            self._done.wait()
+            self._membership.wait()
         self.check()
 
     def stop(self, timeout: float | None = None) -> None:
         """Leave cleanly: drain, flush, release; the others see it at once. Blocks until done."""
-        self._request_stop()
-        if not self._loop.thread.is_alive():  # never started, or left behind by a fork
-            self._finish()
-        elif not self._is_own_thread() and not self._done.wait(timeout):
-            raise Unavailable(f"consumer {self.member_id!r} is still leaving after {timeout} s")
+        # A handler may ask its own consumer to stop: it must not wait for itself.
+        self._membership.stop(timeout, [worker.thread for worker in list(self._workforce.workers.values())])
 
     def kill(self) -> None:
         """End as a crash would, with no flush and no release: for tests and drills."""
-        self._killed = True
-        self._workforce.halt()
-        self._loop.wake()
-        if self._loop.thread.ident is not None and threading.current_thread() is not self._loop.thread:
-            self._loop.thread.join(10)
-        self._workforce.halt()  # again: the loop may have started a worker meanwhile
-        self._finish()
+        self._membership.kill()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the consumer has ended; False if the time was over first."""
-        return self._done.wait(timeout)
+        return self._membership.wait(timeout)
 
     def check(self) -> None:
         """Raise the error that has ended this consumer, if one has."""
@@ -149,22 +63,14 @@ class Consumer:
     @property
     def error(self) -> PxrsError | None:
         """What has ended this consumer, if something went wrong."""
-        return self._error or self._member.error
+        return self._membership.error
 
     @property
     def state(self) -> str:
         """registering, waiting, replaying, live, stopping, stopped or fenced."""
-        if self._member.error is not None:
-            return "fenced"
-        if self._done.is_set():
-            return "stopped"
-        if self._stopping:
-            return "stopping"
-        return self._working_state()
+        return self._membership.state or self._working_state()
 
     def _working_state(self) -> str:
-        if not self._member.joined:
-            return "registering"
         workers = list(self._workforce.workers.values())
         if not workers:
             return "waiting"
@@ -173,13 +79,12 @@ class Consumer:
     @property
     def troubles(self) -> dict[int, PxrsError]:
         """Partitions that are held up because their log cannot be read, with the reason."""
-        workers = list(self._workforce.workers.items())
-        return {number: worker.trouble for number, worker in workers if worker.trouble is not None}
+        return self._workforce.troubles()
 
     @property
     def partitions(self) -> list[int]:
         """The partitions in this consumer's hands now."""
-        return sorted(self._member.handles)
+        return sorted(self._membership.member.handles)
 
     @property
     def tally(self) -> Tally:
@@ -187,9 +92,14 @@ class Consumer:
         return self._workforce.tally()
 
     @property
+    def meter(self) -> Meter:
+        """This consumer's metrics."""
+        return self._membership.meter
+
+    @property
     def beat_age(self) -> float:
         """Seconds since the registry last confirmed a beat."""
-        return self._member.beat_age(self._clock.monotonic())
+        return self._membership.beat_age
 
     def __enter__(self) -> Consumer:
         return self.start()
@@ -197,80 +107,8 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # ---- the loops -----------------------------------------------------------------------------------------------
-
-    def _round(self) -> float | None:
-        if self._killed or self._done.is_set():
-            return None
-        if self._stopping:
-            self._member.leave()
-        try:
-            wake_at = self._member.round()
-        except Exception as error:  # a driver's bug must end this consumer loudly, not leave it half alive
-            logger.exception("consumer %s ends", self.member_id)
-            named = error if isinstance(error, PxrsError) else Unexpected(f"consumer {self.member_id!r}: {error!r}")
-            named.__cause__ = None if named is error else error
-            self._fail(named)
-            self.kill()
-            return None
-        if self._member.finished:
-            self._finish()
-            return None
-        return max(0.0, wake_at - self._clock.monotonic())
-
-    def _rang(self) -> bool:
-        """Somebody has changed something, or the time is over: look at the rows. False: there is nobody to look."""
-        if self._done.is_set():
-            return False
-        self._member.poll()
-        self._loop.wake()
-        return True
-
-    def _request_stop(self) -> None:
-        self._stopping = True
-        self._loop.wake()
-
-    def _fail(self, error: PxrsError) -> None:
-        if self._error is None:
-            self._error = error
-        self._request_stop()
-
-    def _finish(self) -> None:
-        self._done.set()
+    def _forget(self) -> None:
         self._running.discard(self)
-
-    def _is_own_thread(self) -> bool:
-        """A handler may ask its own consumer to stop: it must not wait for itself."""
-        own = [self._loop.thread, *(w.thread for w in list(self._workforce.workers.values()))]
-        return threading.current_thread() in own
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def leave(_number: int, _frame: FrameType | None) -> None:
-            self._request_stop()
-
-        before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """The bound method, without keeping its object alive."""
-    weak: Any = weakref.WeakMethod(method)
-
-    def call(*arguments: Any) -> None:
-        alive = weak()
-        if alive is not None:
-            alive(*arguments)
-
-    return call
 
 
 class Subscription:
@@ -323,10 +161,3 @@ class Subscription:
             worker.drain()
         self._running.discard(self)
         self._done.set()
-
-
-def no_job_yet(*_: Any) -> None:
-    """Stands in a new ``Job`` until its consumer has connected itself."""
-
-
-__all__ = ["Consumer", "Job", "Subscription", "no_job_yet"]

@@ -21,6 +21,7 @@ _NOTES = {
     "left": "{group}: {member} left",
     "elected": "{group}: {member} leads (leader epoch {leader_epoch})",
     "active": "{group}: {member} makes progress again",
+    "batch": "{group}: {member} batch {batch} {outcome}: {rows} rows in {seconds:.3f} s, {owned} partitions, lag {lag}",
 }
 _DETAILS = {
     "claimed": "{group}: {member} claimed partition {partition} at {checkpoint} (epoch {epoch})",

@@ -10,17 +10,18 @@ A handle is born in one way only: from the success of this process's own claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from pxrs.clock import Clock
 from pxrs.errors import BadCheckpoint, Conflict, DuplicateMember, Fenced, PxrsError, Unavailable, Unknown, WentBack
 from pxrs.model import Grant, Group, MemberRow, Owner, Partition
 from pxrs.rules import rebalance
-from pxrs.rules.commits import CommitPolicy
 from pxrs.rules.rebalance import Mode, Step
 from pxrs.rules.targets import Target
+from pxrs.runtime.commits import Commits
 from pxrs.runtime.coordinator import Coordinator
 from pxrs.runtime.pulse import Pulse
-from pxrs.runtime.registry import Changed, Registry
+from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report
 from pxrs.runtime.rows import Held
 from pxrs.runtime.work import Handle, Work
@@ -54,7 +55,7 @@ class Member:
         self._settings = settings
         self._clock = clock
         self._report = report
-        self._policy = CommitPolicy(settings.commit_every, settings.commit_interval_ms / 1000)
+        self.commits = Commits(registry, work, self.handles, settings, report, partial(self._drop, lost=True))
         self._group: Group | None = None
         self._target: Target | None = None
         self._doubtful: set[int] = set()
@@ -105,21 +106,36 @@ class Member:
     def round(self) -> float:
         """Do what is due; returns the monotonic time at which to be called again at the latest."""
         now = self._clock.monotonic()
-        self._trouble = None
-        for part in (self._keep_alive, self._follow, self._commit_due, self._coordinate, self._finish_leaving):
-            if self.finished:
-                break
-            try:
-                part(now)
-            except (Unavailable, Conflict, Unknown) as error:
-                self._trouble = error
-            except (Fenced, WentBack, BadCheckpoint) as error:
-                self._give_up(error)
+        self._forget_troubles()
+        for part in (
+            self._keep_alive,
+            self._commit_submitted,
+            self._follow,
+            self._commit_due,
+            self._coordinate,
+            self._finish_leaving,
+        ):
+            if not self.finished:
+                self._do(part, now)
+        if self.finished:
+            self.commits.close()
+        self._trouble = self._trouble or self.commits.trouble
         if self._trouble is not None and not self.finished:
             self._report("troubled", {"member": self.me.id, "error": str(self._trouble)})
             self._leave_anyway(now)
             return now + self._settings.beat_ms / 4000
         return self._next_round(now)
+
+    def _forget_troubles(self) -> None:
+        self._trouble = self.commits.trouble = None
+
+    def _do(self, part: Callable[[float], None], now: float) -> None:
+        try:
+            part(now)
+        except (Unavailable, Conflict, Unknown) as error:
+            self._trouble = error
+        except (Fenced, WentBack, BadCheckpoint) as error:
+            self._give_up(error)
 
     # ---- staying alive ----------------------------------------------------------------------------------------
 
@@ -281,7 +297,7 @@ class Member:
         self.handles[number] = Handle(grant, held, row.checkpoint, now, paused=row.paused)
         facts = {"member": self.me.id, "partition": number, "epoch": row.epoch, "checkpoint": row.checkpoint}
         self._report("claimed", facts)
-        self._work.start(grant, row.checkpoint, row.paused)
+        self._work.start(grant, row.checkpoint, row.paused, row.note)
 
     def _drop(self, number: int, lost: bool) -> None:
         handle = self.handles.pop(number)
@@ -290,56 +306,14 @@ class Member:
             self._polled = True  # it may be free for us again at once: a seek does that
             self._report("lost", {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch})
 
-    # ---- committing -----------------------------------------------------------------------------------------------
+    # ---- committing, leading and leaving ------------------------------------------------------------------------
+
+    def _commit_submitted(self, now: float) -> None:
+        if self.commits.serve(now):
+            self._polled = True
 
     def _commit_due(self, now: float) -> None:
-        due = {self.handles[p].grant: self._work.position(p) for p in self.handles if self._is_commit_due(p, now)}
-        self.commit({grant: position for grant, position in due.items() if position is not None}, now)
-
-    def _is_commit_due(self, number: int, now: float) -> bool:
-        handle = self.handles[number]
-        position = self._work.position(number)
-        if position is None or handle.mode is Mode.RELEASING:
-            return False
-        if handle.committed is None:
-            # A start that was chosen ("latest", a time) must be written down before a crash could lose it,
-            # also where it is 0: "latest" would be somewhere else next time.
-            return True
-        return self._policy.due(position - handle.committed, now - handle.committed_at)
-
-    def commit(self, positions: Mapping[Grant, int], now: float) -> Changed:
-        """Store these positions, each under the epoch of the claim it was worked under, never of a later one."""
-        if not positions:
-            return {}
-        known = {g.partition: held for g in positions if (held := self._held(g)) is not None}
-        results = self._registry.commit(positions, known)
-        for grant, position in positions.items():
-            if self._holds(grant):
-                self._after_commit(grant.partition, results[grant.partition], position, now)
-        return results
-
-    def _holds(self, grant: Grant) -> bool:
-        handle = self.handles.get(grant.partition)
-        return handle is not None and handle.grant == grant
-
-    def _held(self, grant: Grant) -> Held[Partition] | None:
-        return self.handles[grant.partition].held if self._holds(grant) else None
-
-    def _after_commit(self, number: int, result: Held[Partition] | PxrsError, position: int, now: float) -> None:
-        handle = self.handles[number]
-        if isinstance(result, WentBack | BadCheckpoint):
-            raise result  # the store, or the work, is not what it should be: end loudly
-        if isinstance(result, Fenced):
-            self._report("refused", {"member": self.me.id, "partition": number, "error": str(result)})
-            self._drop(number, lost=True)
-        elif isinstance(result, Held):
-            handle.held, handle.committed, handle.committed_at = result, position, now
-            facts = {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch, "checkpoint": position}
-            self._report("committed", facts)
-        else:
-            handle.held, self._trouble = None, result
-
-    # ---- leading and leaving ----------------------------------------------------------------------------------------
+        self.commits.commit_due(now)
 
     def _coordinate(self, now: float) -> None:
         """Watch the others at the pace of the beats; if the group changed, look at it at once."""
@@ -392,8 +366,4 @@ class Member:
         times.append(self._next_watch if self._leaving_since is None else self._drained_by)
         if self.coordinator.is_busy:
             times.append(now + FOLLOW_SECONDS)
-        times += [h.committed_at + self._policy.seconds for p, h in self.handles.items() if self._has_news(p, h)]
-        return max(now, min(times))
-
-    def _has_news(self, number: int, handle: Handle) -> bool:
-        return handle.mode is not Mode.RELEASING and self._work.position(number) != handle.committed
+        return max(now, min([*times, *self.commits.times()]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from pxrs import metrics
 from pxrs.clock import Clock
@@ -13,7 +13,7 @@ from pxrs.logs.base import Log
 from pxrs.metrics import Metric, Sample
 from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.member import Member
-from pxrs.runtime.workforce import Workforce
+from pxrs.runtime.worker import Tally
 
 _COUNTED: dict[str, Metric] = {
     "settled": metrics.REBALANCES,
@@ -24,7 +24,20 @@ _COUNTED: dict[str, Metric] = {
     "refused": metrics.FENCED_WRITES,
     "fenced": metrics.FENCED_WRITES,
     "troubled": metrics.TROUBLES,
+    "batch": metrics.BATCHES,
 }
+
+
+class Measured(Protocol):
+    """What any engine can tell of its work."""
+
+    def tally(self) -> Tally: ...
+
+    def where(self, partition: int) -> int | None:
+        """The position of a partition, None also if it is not worked on here."""
+
+    def troubles(self) -> dict[int, PxrsError]:
+        """Partitions that are held up because their log cannot be read, with the reason."""
 
 
 class Meter:
@@ -36,24 +49,24 @@ class Meter:
         self._clock = clock
         self._counts: Counter[Metric] = Counter()
         self._member: Member | None = None
-        self._workforce: Workforce | None = None
+        self._work: Measured | None = None
 
     def __call__(self, kind: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a report
         if kind in _COUNTED:
             self._counts[_COUNTED[kind]] += 1
 
-    def connect(self, member: Member, workforce: Workforce) -> None:
-        self._member, self._workforce = member, workforce
+    def connect(self, member: Member, work: Measured) -> None:
+        self._member, self._work = member, work
 
     def samples(self) -> Iterator[Sample]:
         """Everything as it is now."""
-        if self._member is None or self._workforce is None:
+        if self._member is None or self._work is None:
             return
         labels = (self._log.identity.name, self._group, self._member.me.id)
         for metric in dict.fromkeys(_COUNTED.values()):
             yield Sample(metric, labels, self._counts[metric])
         yield from self._of_member(self._member, labels)
-        yield from self._of_work(self._workforce, labels)
+        yield from self._of_work(self._work, labels)
         for partition in sorted(self._member.handles):
             yield from self._of_partition(partition, (*labels, str(partition)))
 
@@ -62,10 +75,9 @@ class Meter:
         yield Sample(metrics.BEAT_AGE_SECONDS, labels, member.beat_age(self._clock.monotonic()))
         yield Sample(metrics.LEADS, labels, member.coordinator.leads)
 
-    def _of_work(self, workforce: Workforce, labels: tuple[str, ...]) -> Iterator[Sample]:
-        tally = workforce.tally()
-        parked = sum(worker.trouble is not None for worker in list(workforce.workers.values()))
-        yield Sample(metrics.PARKED_PARTITIONS, labels, parked)
+    def _of_work(self, work: Measured, labels: tuple[str, ...]) -> Iterator[Sample]:
+        tally = work.tally()
+        yield Sample(metrics.PARKED_PARTITIONS, labels, len(work.troubles()))
         yield Sample(metrics.HANDLED, labels, tally.handled)
         yield Sample(metrics.RETRIED, labels, tally.retried)
         yield Sample(metrics.SKIPPED, labels, tally.skipped)
@@ -74,8 +86,7 @@ class Meter:
 
     def _of_partition(self, partition: int, labels: tuple[str, ...]) -> Iterator[Sample]:
         handle = self._member.handles.get(partition) if self._member else None
-        worker = self._workforce.workers.get(partition) if self._workforce else None
-        position = worker.position if worker else None
+        position = self._work.where(partition) if self._work else None
         if handle is None or position is None:
             return
         try:

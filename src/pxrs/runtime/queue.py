@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from pxrs.clock import Clock, SystemClock
 from pxrs.errors import BadSetting, BadUrl, Closed, Refused
@@ -22,20 +22,39 @@ from pxrs.rules.ownership import check_position
 from pxrs.rules.partitioning import Partitioner
 from pxrs.runtime import delivery
 from pxrs.runtime.config import load_settings
-from pxrs.runtime.consumer import Consumer, Subscription, no_job_yet
+from pxrs.runtime.consumer import Consumer, Subscription
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
 from pxrs.runtime.group import GroupHandle
 from pxrs.runtime.journal import Journal
 from pxrs.runtime.member import Member
-from pxrs.runtime.meter import Meter, serve
+from pxrs.runtime.membership import Membership
+from pxrs.runtime.meter import Measured, Meter, serve
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
+from pxrs.runtime.work import Work
 from pxrs.runtime.worker import Job
 from pxrs.runtime.workforce import Workforce
 from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE, Settings
 from pxrs.stores.base import Guarantee, Store
+
+
+class Joined(Work, Measured, Protocol):
+    """What an engine brings along when it joins a group."""
+
+    def halt(self) -> None:
+        """End as a crash would: nothing more is taken, nothing is flushed."""
+
+
+class User(Protocol):
+    """Something that works with a queue, and ends before it."""
+
+    @property
+    def meter(self) -> Meter: ...
+
+    def stop(self) -> None: ...
+
 
 Start = str | datetime
 """Where a partition without a checkpoint begins: "earliest", "latest", or a time."""
@@ -124,8 +143,8 @@ class Queue:
         self._assignor = assignor
         self._clock = clock
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        # Consumers live from their start to their end, or as long as their queue: whoever drops both drops them.
-        self._consumers: set[Consumer] = set()
+        # Consumers and pipelines live from their start to their end, or as long as their queue: drop both, drop them.
+        self.users: set[User] = set()
         self._subscriptions: set[Subscription] = set()
         self._stop_metrics: Callable[[], None] | None = None
         self._closed = False
@@ -181,24 +200,41 @@ class Queue:
         name = check_name("member", _random_member() if member is None else member)
         registry = self._registry(group, name, settings)
         workforce = Workforce(self._job(registry, handler, deliver, start, assigned, revoked, name, settings))
+        membership = self.join(group, workforce, name, {"engine": "threads"}, settings, report)
+        return Consumer(membership, workforce, self.users)
+
+    def join(
+        self,
+        group: str,
+        work: Joined,
+        member: str | None = None,
+        info: Mapping[str, str] | None = None,
+        settings: Settings | None = None,
+        report: Report | None = None,
+    ) -> Membership:
+        """Take part in a group with work of any kind: what consumers and pipelines stand on. Nothing runs yet."""
+        self._check_open()
+        settings = settings or self.settings
+        name = check_name("member", _random_member() if member is None else member)
+        registry = self._registry(group, name, settings)
         log = self.log.identity
         registry.initialize(self.partitions, log.hash, log.reduce, self._assignor, log.id)
         row = MemberRow(
             name, secrets.token_hex(16), lease_ms=settings.lease_ms, grace_ms=settings.grace_ms,
-            joined=self._clock.wall(), info=_about_this_process(),
+            joined=self._clock.wall(), info=tuple((_about_this_process() | dict(info or {})).items()),
         )  # fmt: skip
         meter = Meter(self.log, group, self._clock)
         listeners: list[Report] = [Journal(self.name, group), meter, *([report] if report else [])]
-        taking_part = Member(registry, workforce, row, settings, self._clock, _nonce, to_all(*listeners))
-        meter.connect(taking_part, workforce)
-        consumer = Consumer(registry, taking_part, workforce, meter, self._clock, f"{group}-{name}", self._consumers)
+        told = to_all(*listeners)
+        taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
+        meter.connect(taking_part, work)
         self._serve_metrics(settings.metrics_port)
-        return consumer
+        return Membership(registry, taking_part, meter, self._clock, f"{group}-{name}", work.halt, told)
 
     def _serve_metrics(self, port: int) -> None:
         """One page for all consumers of this queue object, opened with the first of them."""
         if port and self._stop_metrics is None:
-            self._stop_metrics = serve(port, lambda: [consumer.meter for consumer in list(self._consumers)])
+            self._stop_metrics = serve(port, lambda: [user.meter for user in list(self.users)])
 
     def subscribe(self, offsets: Mapping[int, int], handler: Handler, deliver: Deliver = "message") -> Subscription:
         """Process given partitions from given offsets on, outside any group: no member, no checkpoints.
@@ -241,9 +277,8 @@ class Queue:
             closing.callback(self.store.close)
             if self._stop_metrics is not None:
                 closing.callback(self._stop_metrics)
-            users: list[Subscription | Consumer] = [*self._subscriptions, *self._consumers]
-            for user in users:
-                closing.callback(user.stop)
+            for stop in [*(s.stop for s in self._subscriptions), *(user.stop for user in self.users)]:
+                closing.callback(stop)
             for producer in list(self._producers):
                 closing.callback(producer.close)
 
@@ -288,9 +323,6 @@ class Queue:
             deliver=deliver,
             start_at=lambda partition: group.resolve({partition: start})[partition],
             dead_letters=group.dead_letters,
-            wake=no_job_yet,
-            fail=no_job_yet,
-            stop=no_job_yet,
             assigned=delivery.taking(assigned, 3),
             revoked=delivery.taking(revoked, 3),
             member=member,
@@ -310,8 +342,8 @@ def _short_host() -> str:
     return host.strip("-")[:60] or "host"
 
 
-def _about_this_process() -> tuple[tuple[str, str], ...]:
-    return (("host", _short_host()), ("pid", str(os.getpid())), ("engine", "threads"))
+def _about_this_process() -> dict[str, str]:
+    return {"host": _short_host(), "pid": str(os.getpid())}
 
 
 __all__ = ["DeadLetters", "Queue", "open_queue"]

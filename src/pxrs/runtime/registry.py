@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from pxrs.clock import Clock
-from pxrs.errors import Conflict, Damaged, Mismatch, NotFound, PxrsError, Unknown
+from pxrs.errors import Conflict, Damaged, Fenced, Mismatch, NotFound, PxrsError, Unknown
 from pxrs.model import (
     Grant,
     Group,
@@ -308,8 +308,17 @@ class Registry:
     def commit_together(
         self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None, note: str = ""
     ) -> None:
-        """Store the progress of several partitions all or none: for output that mixes them."""
-        self._partitions.change_all(self._by_key(self._advances(positions, ends, note)))
+        """Store the progress of several partitions all or none: for output that mixes them.
+
+        ``note`` must be unique: by it an earlier try is recognised whose answer was lost, also when a partition has
+        gone to another owner meanwhile. What had landed then is done, for all of them.
+        """
+        try:
+            self._partitions.change_all(self._by_key(self._advances(positions, ends, note)))
+        except Fenced:
+            rows = self.read_partitions([grant.partition for grant in positions]).values()
+            if not note or all(held.row is None or held.row.note != note for held in rows):
+                raise
 
     def _advances(
         self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None, note: str

@@ -13,8 +13,8 @@ from pxrs.runtime.rows import Held
 class Work(Protocol):
     """Those who process the partitions. Every call returns at once."""
 
-    def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
-        """Begin at the checkpoint (None: there is none yet)."""
+    def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:
+        """Begin at the checkpoint (None: there is none yet). ``note`` was stored with it, by whoever it was."""
 
     def position(self, partition: int) -> int | None:
         """The next offset: everything below it is finished. None as long as the start is not known."""

@@ -52,6 +52,10 @@ class Tally:
             setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
 
 
+def nobody_yet(*_: Any) -> None:
+    """Stands in a new ``Job`` until its consumer has connected itself."""
+
+
 @dataclass(slots=True)
 class Job:
     """What all partitions of one consumer share."""
@@ -64,11 +68,11 @@ class Job:
     start_at: Callable[[int], int]
     """The offset at which a partition without a checkpoint begins."""
     dead_letters: DeadLetterBox
-    wake: Callable[[], None]
+    wake: Callable[..., Any] = nobody_yet
     """Tell the member's loop that there is something to commit or to release."""
-    fail: Callable[[PxrsError], None]
+    fail: Callable[[PxrsError], Any] = nobody_yet
     """Tell the consumer that it must stop, and why."""
-    stop: Callable[[], None]
+    stop: Callable[..., Any] = nobody_yet
     """Tell the consumer that it shall leave: a handler has had enough."""
     assigned: Callable[..., Any] | None = None
     revoked: Callable[..., Any] | None = None

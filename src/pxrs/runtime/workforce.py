@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from pxrs.errors import PxrsError
 from pxrs.model import Grant
 from pxrs.runtime.worker import Job, Tally, Worker
 
@@ -18,7 +19,7 @@ class Workforce:
         self._leaving: list[Worker] = []
         self._past = Tally()
 
-    def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
+    def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:  # noqa: ARG002 - no sink here
         """Work on a partition; what an earlier claim of it left running here ends first."""
         before = [w.thread for w in self._leaving if w.grant.partition == grant.partition and not w.finished]
         worker = Worker(self.job, grant, checkpoint, paused, before)
@@ -50,6 +51,15 @@ class Workforce:
             self._leaving.remove(ended)
         self._leaving.append(worker)  # before it goes from the one list: a sum must not miss it
         del self.workers[partition]
+
+    def where(self, partition: int) -> int | None:
+        """The position of a partition, None also if it is not worked on here."""
+        worker = self.workers.get(partition)
+        return worker.position if worker else None
+
+    def troubles(self) -> dict[int, PxrsError]:
+        """Partitions that are held up because their log cannot be read, with the reason."""
+        return {p: w.trouble for p, w in list(self.workers.items()) if w.trouble is not None}
 
     def tally(self) -> Tally:
         """What all workers have done, those of partitions that went away included."""

@@ -22,6 +22,7 @@ from pxrs.model import Cause, Grant, Group, MemberRow, Owner, Partition, with_hi
 from pxrs.rules import ownership, rebalance
 from pxrs.rules.rebalance import Mode, Step
 from pxrs.runtime import rows as runtime_rows
+from pxrs.runtime.commits import Commits
 from pxrs.runtime.member import Member
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
@@ -130,7 +131,7 @@ def _adopts_what_the_row_says(
 
 _sound_claim = Member._claim
 _sound_start = Member._start
-_sound_commit = Member.commit
+_sound_commit = Commits.commit
 
 
 def _starts_at_the_checkpoint_read_before(
@@ -174,8 +175,10 @@ def _releases_while_handlers_run(
 _sound_next_step = rebalance.next_step
 
 
-def _commits_what_it_has_only_taken(self: Member, positions: Mapping[Grant, int], now: float) -> Changed:
-    return _sound_commit(self, {grant: position + 1 for grant, position in positions.items()}, now)
+def _commits_what_it_has_only_taken(
+    self: Commits, positions: Mapping[Grant, int], now: float, note: str = ""
+) -> Changed:
+    return _sound_commit(self, {grant: position + 1 for grant, position in positions.items()}, now, note)
 
 
 def _seek_under_the_old_epoch(row: Partition, position: int, end: int | None, at: float) -> Partition:
@@ -216,7 +219,7 @@ BUGS = (
     Bug(18, "a claim without a new epoch", ownership, "claim", _claim_under_the_old_epoch, frozenset({"single owner"})),
     Bug(19, "release before the running work has ended", rebalance, "next_step", _releases_while_handlers_run,
         frozenset({"bounded repeats"})),
-    Bug(23, "progress is stored when a message is taken", Member, "commit", _commits_what_it_has_only_taken,
+    Bug(23, "progress is stored when a message is taken", Commits, "commit", _commits_what_it_has_only_taken,
         frozenset({"no loss"})),
     Bug(26, "a seek that keeps the epoch", ownership, "seek", _seek_under_the_old_epoch,
         frozenset({"monotone", "no loss", "order"})),

@@ -127,7 +127,7 @@ class SimulatedWork:
         self._tasks: dict[int, _Task] = {}
         self._alive_until = 0.0
 
-    def start(self, grant: Grant, checkpoint: int | None, paused: bool) -> None:
+    def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:  # noqa: ARG002 - the port of Work
         self._tasks[grant.partition] = task = _Task(grant, checkpoint or 0, paused=paused)
         self._later(task)
 

@@ -1,0 +1,341 @@
+"""The loop of an engine that works in batches: plan, execute, write aside, commit, publish; one batch at a time.
+
+It knows nothing of Spark: ``execute`` turns a batch into its output, whatever that is. Ownership comes from ``Shares``,
+commits go through ``submit``, so the same loop serves a member of a group and a backfill that belongs to none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.errors import Closed, Damaged, HandlerFailed, OutOfRange, PxrsError, Refused, StopConsuming, Unavailable
+from pxrs.logs.base import Log
+from pxrs.model import Batch, Grant, Owner, Range
+from pxrs.rules.batches import Pace, halves, share_out
+from pxrs.runtime import delivery
+from pxrs.runtime.delivery import Context
+from pxrs.runtime.publishing import Outcome, Submit, commit_batch
+from pxrs.runtime.report import Report
+from pxrs.runtime.shares import Share, Shares
+from pxrs.runtime.sink import Sink
+from pxrs.runtime.worker import DeadLetterBox
+from pxrs.settings import Settings
+
+logger = logging.getLogger("pxrs.pipeline")
+
+FIRST_ROWS = 100_000
+"""The first batch: large enough to be worth a Spark job, small enough for slow functions."""
+LOG_TROUBLES = (Unavailable, Damaged, OutOfRange)
+
+
+@dataclass
+class Assembly:
+    """What a batch loop works with."""
+
+    log: Log
+    group: str
+    owner: Owner
+    shares: Shares
+    settings: Settings
+    clock: Clock
+    execute: Callable[[Batch], Any]
+    """From a batch to its output, which goes to the sink if there is one."""
+    is_fatal: Callable[[Exception], bool]
+    """Whether an error says that nothing can be executed any more, whatever the messages are."""
+    sink: Sink | None
+    submit: Submit
+    start_at: Callable[[int], int]
+    dead_letters: DeadLetterBox
+    stop: Callable[[], None]
+    fail: Callable[[PxrsError], None]
+    report: Report
+    max_partitions: int
+    """How many partitions one commit can hold."""
+    ends: Mapping[int, int] | None = None
+    """Where each partition ends for this loop; None: where its log ends, and that may grow."""
+    is_over: Callable[[], bool] = lambda: False
+    """Asked when there is nothing to do: whether all that was wanted is done."""
+    is_stopping: Callable[[], bool] = lambda: False
+    idle_seconds: float | None = None
+    """How long an idle loop sleeps at most before it asks ``is_over`` again."""
+    pause: threading.Event = field(default_factory=threading.Event)
+
+
+class BatchLoop:
+    """Runs batches until it is told to stop. All of it happens in the thread that calls ``run``."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._a = assembly
+        settings = assembly.settings
+        first = min(FIRST_ROWS, settings.max_batch_rows)
+        self.pace = Pace(first, settings.target_batch_ms / 1000, settings.max_batch_rows)
+        self._number = 0
+        self._turn = 0
+        self._watched: dict[Grant, Callable[[], None]] = {}
+        self._lag = 0
+
+    def run(self) -> None:
+        """Until stopped; an error of the log, the sink or the registry is told to ``fail``."""
+        try:
+            while not self._a.is_stopping():
+                self._step()
+        except Closed:
+            pass  # the member has ended, and says itself why
+        except PxrsError as error:
+            self._a.fail(error)
+        except OSError as error:
+            self._a.fail(Unavailable(f"batch {self._number} cannot be written: {error}"))
+        finally:
+            self._a.shares.finish()
+            for forget in self._watched.values():
+                forget()
+
+    def _step(self) -> None:
+        shares = self._a.shares
+        shares.bell.clear()
+        for share in shares.newcomers():
+            self._begin(share)
+        self._watch()
+        ranges = shares.take(self._plan())
+        if ranges:
+            self._work_off(ranges)
+        elif self._a.is_over():
+            self._a.stop()
+        else:
+            shares.bell.wait(self._idle_seconds())
+
+    def _idle_seconds(self) -> float | None:
+        parked = 1.0 if self._a.shares.troubles() else None
+        waits = [seconds for seconds in (self._a.idle_seconds, parked) if seconds is not None]
+        return min(waits, default=None)
+
+    # ---- planning ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, share: Share) -> None:
+        """A new partition: finish what its last owner left half published, then find the start."""
+        a, number = self._a, share.grant.partition
+        identity = a.log.identity
+        if a.sink is not None:
+            a.sink.recover(identity.name, identity.id, a.group, share.grant, share.note)
+        try:
+            first, end = a.log.bounds(number)
+            position = a.start_at(number) if share.position is None else share.position
+            if not first <= position <= end:
+                a.log.read(number, position)  # raises the error that names the gap
+        except (Unavailable, Damaged) as error:
+            self._park(number, error)
+            return
+        a.shares.begin(share.grant, position)
+
+    def _park(self, partition: int, error: PxrsError) -> None:
+        logger.error("partition %d waits: %s", partition, error)
+        self._a.shares.park(partition, error)
+
+    def _watch(self) -> None:
+        """Be woken by new messages of the partitions in hand, and of no others."""
+        held = self._a.shares.takeable()
+        for grant in [grant for grant in self._watched if grant not in held]:
+            self._watched.pop(grant)()
+        for grant in held:
+            if grant not in self._watched:
+                self._watched[grant] = self._a.log.subscribe(grant.partition, self._a.shares.bell.set)
+
+    def _plan(self) -> list[Range]:
+        waiting: dict[Grant, tuple[int, int]] = {}
+        for grant, position in self._a.shares.takeable().items():
+            with suppress(*LOG_TROUBLES):
+                waiting[grant] = (position, self._end_of(grant.partition))
+        self._lag = sum(end - position for position, end in waiting.values())
+        chosen = self._choose([grant for grant, (position, end) in waiting.items() if end > position])
+        shares = share_out({g.partition: waiting[g][1] - waiting[g][0] for g in chosen}, self.pace.rows)
+        return [
+            Range(g.partition, waiting[g][0], waiting[g][0] + shares[g.partition], g.epoch)
+            for g in chosen
+            if g.partition in shares
+        ]
+
+    def _end_of(self, partition: int) -> int:
+        end = self._a.log.bounds(partition)[1]
+        return end if self._a.ends is None else min(end, self._a.ends[partition])
+
+    def _choose(self, grants: list[Grant]) -> list[Grant]:
+        """More partitions than one commit can hold take turns."""
+        grants = sorted(grants)
+        most = self._a.max_partitions
+        if len(grants) <= most:
+            return grants
+        self._turn %= len(grants)
+        chosen = [*grants[self._turn :], *grants[: self._turn]][:most]
+        self._turn += most
+        return sorted(chosen)
+
+    # ---- one batch --------------------------------------------------------------------------------------------------
+
+    def _work_off(self, ranges: tuple[Range, ...]) -> None:
+        began = self._a.clock.monotonic()
+        error = self._try_often(self._new_batch(ranges))
+        if error is None:
+            self.pace = self.pace.after(sum(part.rows for part in ranges), self._a.clock.monotonic() - began)
+        else:
+            self._narrow(ranges, error)
+        self._a.shares.finish()
+
+    def _new_batch(self, ranges: tuple[Range, ...]) -> Batch:
+        self._number += 1
+        identity = self._a.log.identity
+        return Batch(identity.name, identity.id, self._a.group, self._a.owner, self._number, ranges)
+
+    def _try_often(self, batch: Batch) -> Exception | None:
+        """The failure of the last try, or None: done, or no longer ours to do."""
+        while True:
+            error = self._try(batch)
+            if error is None or batch.attempt >= self._a.settings.tries:
+                return error
+            self._a.shares.count(retried=1)
+            if not self._back_off(batch.attempt):
+                return None
+            batch = replace(batch, attempt=batch.attempt + 1)
+
+    def _back_off(self, tries: int) -> bool:
+        settings, clock = self._a.settings, self._a.clock.monotonic
+        deadline = clock() + min(settings.backoff_ms * 2 ** (tries - 1), settings.backoff_max_ms) / 1000
+        while self._may_go_on() and (left := deadline - clock()) > 0:
+            self._a.pause.wait(min(left, 0.1))
+        return self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        return self._a.shares.may_work and not self._a.is_stopping()
+
+    def _try(self, batch: Batch) -> Exception | None:
+        began = self._a.clock.monotonic()
+        try:
+            note = self._stage(batch, self._a.execute(batch))
+        except StopConsuming:
+            self._discard(batch)
+            self._a.stop()
+            return None
+        except Exception as error:
+            self._discard(batch)
+            if isinstance(error, _CannotWrite | Closed | Refused) or self._a.is_fatal(error):
+                raise HandlerFailed(f"batch {batch.number} cannot be executed: {_first_line(error)}") from error
+            logger.warning("batch %d failed at try %d: %s", batch.number, batch.attempt, _first_line(error))
+            self._tell("failed", batch, began, began, error=_first_line(error))
+            return error
+        executed = self._a.clock.monotonic()
+        self._commit(batch, note, began, executed)
+        return None
+
+    def _stage(self, batch: Batch, output: Any) -> str:
+        if self._a.sink is None:
+            return ""
+        try:
+            # Never empty: by its note a commit is recognised whose answer was lost.
+            return self._a.sink.stage(batch, output) or _nothing(batch)
+        except OSError as error:  # the disk's fault, not the messages'
+            raise _CannotWrite(str(error)) from error
+
+    def _discard(self, batch: Batch) -> None:
+        if self._a.sink is not None:
+            with suppress(OSError):  # leftovers are cleared away by the next owner
+                self._a.sink.discard(batch)
+
+    def _commit(self, batch: Batch, note: str, began: float, executed: float) -> None:
+        a = self._a
+        outcome: Outcome = commit_batch(a.submit, a.sink, batch, note, lambda: not a.shares.is_halted, a.pause)
+        a.shares.advance(outcome.committed)
+        a.shares.progressed()
+        done = {grant.partition for grant in outcome.committed}
+        rows = sum(part.rows for part in batch.ranges if part.partition in done)
+        a.shares.count(handled=rows, handler_seconds=executed - began)
+        self._lag -= rows
+        for error in set(map(str, outcome.refused.values())):
+            logger.warning("batch %d was refused: %s", batch.number, error)
+        kind = "committed" if len(done) == len(batch.ranges) else "refused"
+        self._tell(kind, batch, began, executed)
+
+    def _tell(self, outcome: str, batch: Batch, began: float, executed: float, **more: Any) -> None:
+        now = self._a.clock.monotonic()
+        facts = {
+            "member": batch.member,
+            "batch": batch.number,
+            "attempt": batch.attempt,
+            "outcome": outcome,
+            "rows": batch.rows,
+            "partitions": list(batch.partitions),
+            "ranges": [tuple(part) for part in batch.ranges],
+            "seconds": now - began,
+            "execute_seconds": executed - began,
+            "commit_seconds": now - executed,
+            "lag": max(0, self._lag),
+            "owned": len(self._a.shares.partitions),
+            **more,
+        }
+        self._a.report("batch", facts)
+
+    # ---- failures ---------------------------------------------------------------------------------------------------
+
+    def _narrow(self, ranges: Sequence[Range], error: Exception) -> None:
+        """A batch keeps failing: its halves are batches of their own, until the message that does it stands alone."""
+        if sum(part.rows for part in ranges) == 1:
+            self._settle(ranges[0], error)
+            return
+        for half in halves(ranges):
+            wanted = tuple(part for part in half if self._a.shares.is_wanted(part))
+            if not wanted or not self._may_go_on():
+                continue  # lost, or somebody waits for it: it goes on from its position, here or elsewhere
+            alone = sum(part.rows for part in wanted) == 1
+            batch = self._new_batch(wanted)
+            failure = self._try_often(batch) if alone else self._try(batch)
+            if failure is not None:
+                self._narrow(wanted, failure)
+
+    def _settle(self, part: Range, error: Exception) -> None:
+        """One message fails by itself: let the policy decide."""
+        a = self._a
+        where, tries = f"partition {part.partition} offset {part.start}", a.settings.tries
+        try:
+            found = a.log.read(part.partition, part.start, 1)
+        except LOG_TROUBLES as trouble:
+            self._park(part.partition, trouble)
+            return
+        assert found is not None
+        if a.settings.on_failure == "stop":
+            raise HandlerFailed(f"{where}: failed {tries} times, last with {_first_line(error)}") from error
+        if a.settings.on_failure == "skip":
+            a.shares.count(skipped=1)
+            logger.error("skipped %s after %d tries: %s", where, tries, _first_line(error))
+        else:
+            message = delivery.message_at(found, part.start, part.partition)
+            stack = "".join(traceback.format_exception(error))
+            a.dead_letters.keep(message, error, stack, tries, Context(a.owner.id, part.epoch, tries))
+            a.shares.count(dead_lettered=1)
+            logger.error("dead-lettered %s after %d tries: %s", where, tries, _first_line(error))
+        self._pass_over(part)
+
+    def _pass_over(self, part: Range) -> None:
+        batch = self._new_batch((part,))
+        note = _nothing(batch) if self._a.sink is not None else ""
+        now = self._a.clock.monotonic()
+        self._commit(batch, note, now, now)
+
+
+class _CannotWrite(PxrsError):
+    """The output cannot be written, whatever the messages are."""
+
+
+def _nothing(batch: Batch) -> str:
+    """The note of a batch that has nothing to publish."""
+    return f'{{"batch": "{batch.name}"}}'
+
+
+def _first_line(error: Exception) -> str:
+    """What a person wants to read first: Spark's errors are pages long."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

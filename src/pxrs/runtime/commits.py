@@ -1,0 +1,168 @@
+"""How a member's progress reaches the registry: on a policy, or handed in by those who must know the outcome.
+
+Positions that a ``Work`` reports are stored when they are due. Whoever publishes output by its commit hands the
+commit in instead (``submit``, from any thread) and waits for what became of it. Both are written by the member's one
+loop, so that all writes of this process to one row stay in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from pxrs.errors import BadCheckpoint, Closed, Fenced, PxrsError, WentBack
+from pxrs.model import Grant, Partition
+from pxrs.rules.commits import CommitPolicy
+from pxrs.rules.rebalance import Mode
+from pxrs.runtime.registry import Changed, Registry
+from pxrs.runtime.report import Report
+from pxrs.runtime.rows import Held
+from pxrs.runtime.work import Handle, Work
+from pxrs.settings import Settings
+
+
+class Submitted(NamedTuple):
+    """A commit that was handed in, and the place for its outcome."""
+
+    positions: Mapping[Grant, int]
+    note: str
+    together: bool
+    outcome: Future[Changed]
+
+
+class Commits:
+    """The committing part of one member. Only ``submit`` may be called by other threads than the loop's."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        work: Work,
+        handles: Mapping[int, Handle],
+        settings: Settings,
+        report: Report,
+        drop: Callable[[int], None],
+    ) -> None:
+        self.trouble: PxrsError | None = None
+        self._registry = registry
+        self._work = work
+        self._handles = handles
+        self._report = report
+        self._drop = drop
+        self._policy = CommitPolicy(settings.commit_every, settings.commit_interval_ms / 1000)
+        self._submitted: deque[Submitted] = deque()
+        self._closed = False
+
+    # ---- handed in --------------------------------------------------------------------------------------------------
+
+    def submit(self, positions: Mapping[Grant, int], note: str = "", together: bool = False) -> Future[Changed]:
+        """Store these positions with their note in the loop's next round: each judged alone, or all or none.
+
+        The outcome of single ones is a row or an error for each partition; of those together an error is raised.
+        """
+        outcome: Future[Changed] = Future()
+        self._submitted.append(Submitted(dict(positions), note, together, outcome))
+        if self._closed:
+            self.close()
+        return outcome
+
+    def serve(self, now: float) -> bool:
+        """Carry out what was handed in. True: something was refused, so look at the rows."""
+        fenced = False
+        while self._submitted:
+            asked = self._submitted.popleft()
+            try:
+                store = self._commit_together if asked.together else self.commit
+                asked.outcome.set_result(store(asked.positions, now, asked.note))
+            except PxrsError as error:
+                asked.outcome.set_exception(error)
+                if isinstance(error, WentBack | BadCheckpoint):
+                    raise
+                fenced = fenced or isinstance(error, Fenced)
+                self._hear(asked, error)
+            except BaseException as error:
+                asked.outcome.set_exception(error)
+                raise
+        return fenced
+
+    def _hear(self, asked: Submitted, error: PxrsError) -> None:
+        if isinstance(error, Fenced):
+            member = next(iter(asked.positions)).owner.id
+            self._report("refused", {"member": member, "partition": None, "error": str(error)})
+        else:
+            self.trouble = error
+
+    def close(self) -> None:
+        """Nobody will carry out what is handed in from now on: say so to those who wait."""
+        self._closed = True
+        while self._submitted:
+            self._submitted.popleft().outcome.set_exception(Closed("this member has ended; nothing more is committed"))
+
+    def _commit_together(self, positions: Mapping[Grant, int], now: float, note: str) -> Changed:
+        self._registry.commit_together(positions, note=note)
+        for grant, position in positions.items():
+            if self._holds(grant):
+                self._stored(self._handles[grant.partition], None, position, now)
+        return {}
+
+    # ---- on a policy ------------------------------------------------------------------------------------------------
+
+    def commit_due(self, now: float) -> None:
+        due = {h.grant: self._work.position(p) for p, h in self._handles.items() if self._is_due(p, now)}
+        self.commit({grant: position for grant, position in due.items() if position is not None}, now)
+
+    def times(self) -> list[float]:
+        """When the known progress is due at the latest."""
+        return [h.committed_at + self._policy.seconds for p, h in self._handles.items() if self._has_news(p, h)]
+
+    def _has_news(self, number: int, handle: Handle) -> bool:
+        return handle.mode is not Mode.RELEASING and self._work.position(number) != handle.committed
+
+    def _is_due(self, number: int, now: float) -> bool:
+        handle = self._handles[number]
+        position = self._work.position(number)
+        if position is None or handle.mode is Mode.RELEASING:
+            return False
+        if handle.committed is None:
+            # A start that was chosen ("latest", a time) must be written down before a crash could lose it,
+            # also where it is 0: "latest" would be somewhere else next time.
+            return True
+        return self._policy.due(position - handle.committed, now - handle.committed_at)
+
+    def commit(self, positions: Mapping[Grant, int], now: float, note: str = "") -> Changed:
+        """Store these positions, each under the epoch of the claim it was worked under, never of a later one."""
+        if not positions:
+            return {}
+        known = {g.partition: held for g in positions if (held := self._held(g)) is not None}
+        results = self._registry.commit(positions, known, note=note)
+        for grant, position in positions.items():
+            if self._holds(grant):
+                self._judge(grant.partition, results[grant.partition], position, now)
+        return results
+
+    def _holds(self, grant: Grant) -> bool:
+        handle = self._handles.get(grant.partition)
+        return handle is not None and handle.grant == grant
+
+    def _held(self, grant: Grant) -> Held[Partition] | None:
+        return self._handles[grant.partition].held if self._holds(grant) else None
+
+    def _judge(self, number: int, result: Held[Partition] | PxrsError, position: int, now: float) -> None:
+        handle = self._handles[number]
+        if isinstance(result, WentBack | BadCheckpoint):
+            raise result  # the store, or the work, is not what it should be: end loudly
+        if isinstance(result, Fenced):
+            facts = {"member": handle.grant.owner.id, "partition": number, "error": str(result)}
+            self._report("refused", facts)
+            self._drop(number)
+        elif isinstance(result, Held):
+            self._stored(handle, result, position, now)
+        else:
+            handle.held, self.trouble = None, result
+
+    def _stored(self, handle: Handle, held: Held[Partition] | None, position: int, now: float) -> None:
+        handle.held, handle.committed, handle.committed_at = held, position, now
+        grant = handle.grant
+        facts = {"member": grant.owner.id, "partition": grant.partition, "epoch": grant.epoch, "checkpoint": position}
+        self._report("committed", facts)

@@ -1,0 +1,67 @@
+"""The commit of a batch, and what follows from its outcome: publish, discard, or leave it to the next owner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from pxrs.errors import Conflict, Fenced, PxrsError, Unavailable, Unknown
+from pxrs.model import Batch, Grant
+from pxrs.runtime.registry import Changed
+from pxrs.runtime.rows import Held
+from pxrs.runtime.sink import Sink
+
+Submit = Callable[[Mapping[Grant, int], str, bool], Future[Changed]]
+AGAIN_SECONDS = 0.2
+"""The pause after a commit of which nothing was heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Which partitions are committed, and which were refused; of those in neither, nothing is known."""
+
+    committed: Mapping[Grant, int]
+    refused: Mapping[Grant, PxrsError]
+
+
+def commit_batch(
+    submit: Submit, sink: Sink | None, batch: Batch, note: str, go_on: Callable[[], bool], pause: threading.Event
+) -> Outcome:
+    """Store the ends of all ranges of a batch. With a sink all or none, and its output is published by that.
+
+    Without an answer it is asked again, as long as ``go_on`` says so: each try swaps against the same rows, so one
+    lands. If the answer stays out, nothing is published and nothing discarded: the next owner finds the note, or not.
+    """
+    ends = {Grant(part.partition, batch.owner, part.epoch): part.end for part in batch.ranges}
+    committed: dict[Grant, int] = {}
+    refused: dict[Grant, PxrsError] = {}
+    while ends and go_on():
+        done, fenced = _ask(submit, ends, note, together=sink is not None)
+        committed |= done
+        refused |= fenced
+        ends = {grant: end for grant, end in ends.items() if grant not in committed and grant not in refused}
+        if ends:
+            pause.wait(AGAIN_SECONDS)
+    if sink is not None and committed:
+        sink.publish(note)
+    if sink is not None and refused:
+        sink.discard(batch)
+    return Outcome(committed, refused)
+
+
+def _ask(
+    submit: Submit, ends: Mapping[Grant, int], note: str, together: bool
+) -> tuple[dict[Grant, int], dict[Grant, PxrsError]]:
+    try:
+        results = submit(ends, note, together).result()
+    except Fenced as error:
+        return {}, dict.fromkeys(ends, error)
+    except (Conflict, Unknown, Unavailable):
+        return {}, {}
+    if together:
+        return dict(ends), {}
+    done = {grant: end for grant, end in ends.items() if isinstance(results[grant.partition], Held)}
+    fenced: dict[Grant, PxrsError] = {g: r for g in ends if isinstance(r := results[g.partition], Fenced)}
+    return done, fenced

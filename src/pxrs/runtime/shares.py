@@ -1,0 +1,193 @@
+"""The partitions in the hands of an engine that works in batches, as its member and its driver loop see them.
+
+The member's thread starts, drains and stops partitions; the driver's thread takes ranges of them, and moves positions
+when a batch is committed. A partition counts as drained when it is in no running batch: that is what makes a hand-over
+wait for the end of the batch, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from pxrs.clock import Clock
+from pxrs.errors import PxrsError
+from pxrs.model import Grant, Range
+from pxrs.runtime.worker import PARKED_SECONDS, Tally
+from pxrs.settings import Settings
+
+
+@dataclass(slots=True)
+class Share:
+    """One partition. ``position`` is the next offset; it is None until the start is known."""
+
+    grant: Grant
+    position: int | None
+    paused: bool
+    note: str
+    ready: bool = False
+    draining: bool = False
+    trouble: PxrsError | None = None
+    parked_until: float = 0.0
+
+
+@dataclass
+class Shares:
+    """All partitions of one member: the ``Work`` that it drives. ``bell`` rings when the driver should look again."""
+
+    settings: Settings
+    clock: Clock
+    alive_until: float = 0.0
+    bell: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shares: dict[int, Share] = {}
+        self._running: frozenset[Grant] = frozenset()
+        self._busy_since: float | None = None
+        self._tally = Tally()
+        self._halted = False
+
+    # ---- what the member's thread calls -----------------------------------------------------------------------------
+
+    def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:
+        with self._lock:
+            self._shares[grant.partition] = Share(grant, checkpoint, paused, note)
+        self.bell.set()
+
+    def position(self, partition: int) -> int | None:
+        return self._shares[partition].position
+
+    def drain(self, partition: int) -> None:
+        with self._lock:
+            self._shares[partition].draining = True
+        self.bell.set()
+
+    def drained(self, partition: int) -> bool:
+        with self._lock:
+            share = self._shares[partition]
+            return share.draining and share.grant not in self._running
+
+    def stop(self, partition: int, lost: bool) -> None:  # noqa: ARG002 - a batch that lost a part hears it at its commit
+        with self._lock:
+            del self._shares[partition]
+        self.bell.set()
+
+    def pause(self, partition: int, paused: bool) -> None:
+        with self._lock:
+            self._shares[partition].paused = paused
+        self.bell.set()
+
+    def extend(self, until: float) -> None:
+        old, self.alive_until = self.alive_until, until
+        if self.clock.monotonic() >= old:
+            self.bell.set()
+
+    def is_stalled(self, now: float) -> bool:
+        since = self._busy_since
+        return since is not None and now - since > self.settings.progress_limit_ms / 1000
+
+    def halt(self) -> None:
+        self._halted = True
+        self.bell.set()
+
+    # ---- what is measured -------------------------------------------------------------------------------------------
+
+    def tally(self) -> Tally:
+        return replace(self._tally)
+
+    def where(self, partition: int) -> int | None:
+        share = self._shares.get(partition)
+        return share.position if share else None
+
+    def troubles(self) -> dict[int, PxrsError]:
+        with self._lock:
+            return {p: share.trouble for p, share in self._shares.items() if share.trouble is not None}
+
+    # ---- what the driver's thread calls -----------------------------------------------------------------------------
+
+    @property
+    def partitions(self) -> list[int]:
+        with self._lock:
+            return sorted(self._shares)
+
+    @property
+    def is_halted(self) -> bool:
+        return self._halted
+
+    @property
+    def may_work(self) -> bool:
+        """Whether anything may be begun: not once others could have taken over."""
+        return not self._halted and self.clock.monotonic() < self.alive_until
+
+    def newcomers(self) -> list[Share]:
+        """Partitions whose start is not known yet."""
+        return [share for share in self._takeable() if not share.ready]
+
+    def takeable(self) -> dict[Grant, int]:
+        """Partitions of which messages may be taken now, with their positions."""
+        return {s.grant: s.position for s in self._takeable() if s.ready and s.position is not None and not s.paused}
+
+    def _takeable(self) -> list[Share]:
+        now = self.clock.monotonic()
+        if not self.may_work:
+            return []
+        with self._lock:
+            return [share for share in self._shares.values() if not share.draining and now >= share.parked_until]
+
+    def begin(self, grant: Grant, position: int) -> None:
+        """The start of a partition is known, and what its last owner left is settled."""
+        with self._lock:
+            share = self._find(grant)
+            if share is not None:
+                share.position, share.ready = position, True
+
+    def park(self, partition: int, error: PxrsError) -> None:
+        """Its log cannot be read: leave it alone for a while. It holds up no other partition."""
+        with self._lock:
+            share = self._shares.get(partition)
+            if share is not None:
+                share.trouble, share.parked_until = error, self.clock.monotonic() + PARKED_SECONDS
+
+    def take(self, ranges: Iterable[Range]) -> tuple[Range, ...]:
+        """Begin a batch with those ranges that may still be taken."""
+        with self._lock:
+            taken = tuple(part for part in ranges if self._is_free(part))
+            self._running = frozenset(self._shares[part.partition].grant for part in taken)
+            self._busy_since = self.clock.monotonic() if taken else None
+        return taken
+
+    def _is_free(self, part: Range) -> bool:
+        share = self._shares.get(part.partition)
+        return share is not None and share.grant.epoch == part.epoch and not share.draining and not share.paused
+
+    def is_wanted(self, part: Range) -> bool:
+        """Whether this part of a running batch is still ours, and nobody waits for it."""
+        with self._lock:
+            return not self._halted and self._is_free(part)
+
+    def progressed(self) -> None:
+        """A part of the batch has ended: the time for the next part counts anew."""
+        self._busy_since = self.clock.monotonic()
+
+    def advance(self, positions: Mapping[Grant, int]) -> None:
+        """These positions are committed."""
+        with self._lock:
+            for grant, position in positions.items():
+                share = self._find(grant)
+                if share is not None:
+                    share.position, share.trouble = position, None
+
+    def finish(self) -> None:
+        """The batch has ended, one way or the other."""
+        with self._lock:
+            self._running, self._busy_since = frozenset(), None
+
+    def count(self, **more: float) -> None:
+        for name, value in more.items():
+            setattr(self._tally, name, getattr(self._tally, name) + value)
+
+    def _find(self, grant: Grant) -> Share | None:
+        share = self._shares.get(grant.partition)
+        return share if share is not None and share.grant == grant else None

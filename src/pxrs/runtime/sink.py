@@ -1,0 +1,28 @@
+"""The port of a fenced sink: output that is written aside first, and published by the commit of the checkpoints.
+
+The walk of one batch: ``stage`` (aside, durable) → commit of all checkpoints together with the note → ``publish``.
+Whoever dies before the commit has shown nothing. Whoever dies after it has left the note in the rows: the next owner
+of any of the batch's partitions finds it there and publishes, before it takes a single message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pxrs.model import Batch, Grant
+
+
+class Sink(Protocol):
+    """Where output goes, each message's exactly once. One object serves one member; calls may come from any thread."""
+
+    def stage(self, batch: Batch, output: Any) -> str:
+        """Write the output of a batch aside, durably. Returns the note that says what to publish; "" if nothing is."""
+
+    def publish(self, note: str) -> None:
+        """Show what a committed note names. Harmless if it was published before, here or elsewhere."""
+
+    def discard(self, batch: Batch) -> None:
+        """Remove what was staged for a batch that failed or was refused. Harmless if nothing was."""
+
+    def recover(self, queue: str, log: str, group: str, grant: Grant, note: str) -> None:
+        """A partition was claimed: publish what its note names, and clear away what earlier owners left unfinished."""

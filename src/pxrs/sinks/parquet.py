@@ -1,0 +1,153 @@
+"""A directory of Parquet files in which each message's output stands once, for readers that know nothing of PXRS.
+
+Output waits beside the directory, not in it: readers find committed files only, whichever names they skip, and no
+directory vanishes while they list.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from pxrs.errors import BadSetting, Refused
+from pxrs.logs.durable import make_directories, sync_directory
+from pxrs.model import Batch
+from pxrs.sinks.base import Note, StagedSink
+from pxrs.sinks.output import write_frame
+from pxrs.sinks.staging import Staging, is_missing, local_directory, staging_in, visible_files
+
+_COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
+_PLAIN = {"store_schema": False, "coerce_timestamps": "us", "allow_truncated_timestamps": True}
+"""Files as Spark writes them, whoever wrote: no Arrow types beside Parquet's, no nanoseconds (Spark reads none)."""
+
+
+class ParquetSink(StagedSink):
+    """Output as Parquet files below a local directory, in Hive directories if ``partition_by`` names columns.
+
+    ``pyarrow.dataset`` and ``spark.read.parquet`` of the directory see committed batches only, each once. The files of
+    one batch appear one after the other, within moments. The columns must keep their types: a change is refused.
+    Output waits for its commit in ``_NAME.staging`` beside the directory, or in ``staging``, on the same file system.
+    """
+
+    kind = "parquet"
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        partition_by: str | Sequence[str] = (),
+        compression: str = "snappy",
+        staging: str | os.PathLike[str] | None = None,
+    ) -> None:
+        shown = local_directory(directory)
+        super().__init__(shown, _beside(shown) if staging is None else staging_in(staging))
+        self._partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        for column in self._partition_by:
+            if not column or column.startswith(("_", ".")):
+                raise BadSetting(f"partition_by = {column!r}: readers skip directories whose names begin like that")
+        if compression not in _COMPRESSIONS:
+            raise BadSetting(f"compression = {compression!r}: one of {', '.join(_COMPRESSIONS)}")
+        self._compression = compression
+        self._lock = threading.Lock()
+        self._types: dict[str, str] | None = None
+
+    def _write(self, batch: Batch, output: Any, data: str) -> None:
+        self._check_columns(output.column_names if isinstance(output, pa.Table) else output.columns)
+        make_directories(self.target)
+        _check_movable(os.path.dirname(data), self.target)
+        if not isinstance(output, pa.Table):
+            write_frame(output, data, self._compression, self._partition_by)
+        else:
+            try:
+                self._write_table(output, data, f"part-{batch.name}-00000.parquet")
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+                raise Refused(f"the output of batch {batch.name} cannot be written as Parquet: {error}") from error
+        self._check_files(data)
+
+    def _check_columns(self, columns: Sequence[str]) -> None:
+        for column in self._partition_by:
+            if column not in columns:
+                raise Refused(f"the output has no column {column!r} to partition by; there are {list(columns)}")
+        if set(columns) <= set(self._partition_by):
+            raise Refused(f"the output has no column but those of partition_by: {self._partition_by}")
+
+    def _write_table(self, table: pa.Table, data: str, name: str) -> None:
+        os.mkdir(data)
+        if not self._partition_by:
+            pq.write_table(table, os.path.join(data, name), compression=self._compression, **_PLAIN)
+            return
+        schema = pa.schema([table.schema.field(column) for column in self._partition_by])
+        ds.write_dataset(
+            table, data, format="parquet", partitioning=ds.partitioning(schema, flavor="hive"), max_partitions=65_536,
+            max_open_files=256,
+            file_options=ds.ParquetFileFormat().make_write_options(compression=self._compression, **_PLAIN),
+            existing_data_behavior="overwrite_or_ignore", use_threads=False,
+        )  # fmt: skip
+
+    def _check_files(self, data: str) -> None:
+        """Drop empty files, as Spark writes them for empty tasks, and refuse other types than were written before."""
+        for path in list(visible_files(data)):
+            footer = pq.read_metadata(path)
+            if footer.num_rows:
+                self._check_types({field.name: str(field.type) for field in footer.schema.to_arrow_schema()})
+            else:
+                os.unlink(path)
+
+    def _check_types(self, types: dict[str, str]) -> None:
+        with self._lock:
+            first = self._types = self._types or types
+        if types != first:
+            before, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((first, types), (types, first)))
+            raise Refused(
+                f"the columns of the output have changed from {before} to {now}: readers of {self.target} would "
+                "fail or lose columns. Cast them, or write to another directory"
+            )
+
+    def _show(self, staging: Staging, note: Note) -> None:
+        while files := staging.files(note.batch):
+            folders = {note.target}
+            for path in files:
+                shown = os.path.join(note.target, os.path.relpath(path, staging.data(note.batch)))
+                folders.add(os.path.dirname(shown))
+                _move(path, shown)
+            for folder in folders:  # also of files that another moved: it may not have come to this point
+                sync_directory(folder)
+
+
+def _beside(directory: str) -> str:
+    parent, name = os.path.split(directory)
+    if not name:
+        raise BadSetting(f"directory = {directory!r}: name a directory below it")
+    return os.path.join(parent, f"_{name}.staging")
+
+
+def _check_movable(source: str, target: str) -> None:
+    """Refuse before the commit what could not be shown after it: files are moved, never copied."""
+    try:
+        os.rename(os.path.join(source, "_nothing"), os.path.join(target, "_nothing"))
+    except FileNotFoundError:
+        movable = os.stat(source).st_dev == os.stat(target).st_dev
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        movable = False
+    if not movable:
+        raise BadSetting(f"{source} is on another file system than {target}: give staging=DIR on the same one")
+
+
+def _move(path: str, shown: str) -> None:
+    make_directories(os.path.dirname(shown))
+    try:
+        os.rename(path, shown)
+    except FileNotFoundError:
+        if not is_missing(path):
+            raise
+
+
+__all__ = ["ParquetSink"]

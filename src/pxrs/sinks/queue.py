@@ -1,0 +1,177 @@
+"""From queue to queue: the output of a batch is appended to another queue, once, whoever does it and however often."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from pxrs.clock import SystemClock
+from pxrs.errors import BadSetting, Damaged, Refused
+from pxrs.logs.base import ENTRY_SCHEMA, Stamp
+from pxrs.model import Batch
+from pxrs.runtime.parcels import Packer, TableParcel
+from pxrs.runtime.queue import Queue
+from pxrs.runtime.tables import body_parts
+from pxrs.sinks.base import Note, StagedSink
+from pxrs.sinks.output import write_frame
+from pxrs.sinks.staging import Staging, staging_in
+
+CHUNK = 10_000
+"""At most so many rows are appended at a time."""
+
+_OF_THE_SOURCE = ("topic", "partition", "offset", "timestampType", "id", "epoch")
+"""Columns that say where a message came from; they are left out, so that messages can be passed on as they are."""
+
+
+class _Part(NamedTuple):
+    """Rows of one chunk that go to one partition, and how far that reached before any of them can stand in it."""
+
+    partition: int
+    after: int
+    stamp: Stamp
+    rows: pa.RecordBatch
+
+    @property
+    def mark(self) -> bytes:
+        """The id of the first row. Rows are appended together, so where one stands all do."""
+        found: bytes = self.rows.column("id")[0].as_py()
+        return found
+
+
+class QueueSink(StagedSink):
+    """Output as messages of another queue: ``value`` and, if given, ``key, headers, timestamp, tenant``.
+
+    Routed by the queue's partitioner when staged; ids and stamps derive from the batch. ``staging`` is a directory
+    for output that is not committed yet; by default the file log's own.
+    """
+
+    kind = "queue"
+
+    def __init__(self, queue: Queue, staging: str | os.PathLike[str] | None = None) -> None:
+        directory = getattr(queue.log, "directory", None) if staging is None else staging
+        if directory is None:
+            raise BadSetting(
+                f"the log of queue {queue.name!r} has no directory; say where output can wait for its commit: "
+                "QueueSink(queue, staging=DIR), a directory that all members reach"
+            )
+        super().__init__(queue.log.identity.id, staging_in(directory))
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._untouched: set[str] = set()
+
+    def _write(self, batch: Batch, output: Any, data: str) -> None:
+        os.mkdir(data)
+        path = os.path.join(data, f"part-{batch.name}-00000.arrow")
+        with pa.ipc.new_stream(path, ENTRY_SCHEMA) as writer:
+            for part in self._parts(batch, self._bodies(batch, _tables(output, data))):
+                about = {"partition": part.partition, "after": part.after, **part.stamp._asdict()}
+                writer.write_batch(part.rows, custom_metadata={key: str(value) for key, value in about.items()})
+        if not writer.stats.num_record_batches:
+            os.unlink(path)
+        with self._lock:
+            self._untouched.add(batch.name)
+
+    def _bodies(self, batch: Batch, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
+        """Checked here and not when they are appended: by then the batch is committed."""
+        queue, now_us = self._queue, round(SystemClock().wall() * 1e6)
+        for table in tables:
+            table = table.drop_columns([name for name in table.column_names if name in _OF_THE_SOURCE])
+            if "key" not in table.column_names:
+                table = table.append_column("key", pa.nulls(table.num_rows, pa.binary()))
+            try:
+                parts = body_parts(table, queue.partitions, now_us, queue.settings.buffer_bytes)
+            except Refused as error:
+                raise Refused(f"the output of batch {batch.name} for queue {queue.name!r}: {error}") from error
+            yield from (body for body, _, _ in parts)
+
+    def _parts(self, batch: Batch, bodies: Iterable[pa.RecordBatch]) -> Iterator[_Part]:
+        packer = Packer(self._queue.partitioner, self._queue.partitions, xxhash.xxh3_64_digest(batch.name.encode()))
+        producer = f"{batch.group}-{batch.owner.inc[:12]}.{batch.attempt}/{min(batch.partitions, default=0)}"
+        for chunk, body in enumerate(bodies):
+            stamp = Stamp(producer, (batch.number << 20) + chunk)
+            for partition, rows in packer.pack([TableParcel(lambda _: None, body, None)]).batches.items():
+                yield _Part(partition, self._queue.log.bounds(partition)[1], stamp, rows)
+
+    def discard(self, batch: Batch) -> None:
+        with self._lock:
+            self._untouched.discard(batch.name)
+        super().discard(batch)
+
+    def _can_show(self, note: Note) -> bool:
+        return super()._can_show(note) and note.target == self.target
+
+    def _show(self, staging: Staging, note: Note) -> None:
+        name = note.batch
+        for path in staging.files(name):
+            try:
+                parts = _read_parts(path)
+            except FileNotFoundError:  # somebody else has just finished
+                return
+            stored = set() if self._is_first(name) else self._stored(parts)
+            for stamp, chunk in groupby(parts, key=lambda part: part.stamp):
+                rows = {part.partition: part.rows for part in chunk if part.mark not in stored}
+                if not staging.holds(name):  # who slept here must not append what the log no longer remembers
+                    return
+                if rows:
+                    self._queue.log.append(rows, dict.fromkeys(rows, stamp))
+
+    def _is_first(self, name: str) -> bool:
+        """Whether this object staged the batch and has not begun to append it: then no search is needed. Should another
+        member be at it already, the log tells the two apart by their stamps."""
+        with self._lock:
+            first = name in self._untouched
+            self._untouched.discard(name)
+            return first
+
+    def _stored(self, parts: list[_Part]) -> set[bytes]:
+        """The marks that stand in the queue. A log knows only the latest stamps, and a takeover may come later."""
+        found: set[bytes] = set()
+        log = self._queue.log
+        for partition in {part.partition for part in parts}:
+            own = [part for part in parts if part.partition == partition]
+            marks = pa.array([part.mark for part in own], pa.binary(16))
+            offset = max(log.bounds(partition)[0], min(part.after for part in own))
+            while (batch := log.read(partition, offset)) is not None:
+                ids = batch.column("id")
+                found.update(ids.filter(pc.is_in(ids, value_set=marks)).to_pylist())
+                offset += batch.num_rows
+        return found
+
+
+def _tables(output: Any, data: str) -> Iterator[pa.Table]:
+    """The rows of a table or a Spark DataFrame, a chunk at a time."""
+    if isinstance(output, pa.Table):
+        yield from (output.slice(start, CHUNK) for start in range(0, output.num_rows, CHUNK))
+        return
+    aside = os.path.join(data, "_frame")
+    write_frame(output, aside, "none")
+    for file in sorted(name for name in os.listdir(aside) if name.endswith(".parquet") and name[0] not in "_."):
+        with pq.ParquetFile(os.path.join(aside, file)) as opened:
+            yield from (pa.Table.from_batches([rows]) for rows in opened.iter_batches(CHUNK))
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _read_parts(path: str) -> list[_Part]:
+    """What was staged, mapped."""
+    with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
+        try:
+            return [_part(rows, about) for rows, about in reader.iter_batches_with_custom_metadata()]
+        except (pa.ArrowInvalid, KeyError, ValueError) as error:
+            raise Damaged(f"{path}, which is committed and not shown yet, cannot be read: {error}") from error
+
+
+def _part(rows: pa.RecordBatch, about: Mapping[bytes, bytes]) -> _Part:
+    stamp = Stamp(about[b"producer"].decode(), int(about[b"sequence"]))
+    return _Part(int(about[b"partition"]), int(about[b"after"]), stamp, rows)
+
+
+__all__ = ["QueueSink"]

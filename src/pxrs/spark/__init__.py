@@ -1,0 +1,44 @@
+"""PXRS on Spark: a session, a queue's messages as a DataFrame, and pipelines that share a queue.
+
+    from pxrs.spark import Pipeline, session
+
+    spark = session("billing")
+    spark.read.format("pxrs").load("file:./orders").show()
+    Pipeline(spark, queue, group="billing", process=fn, sink=sink).run()
+
+The names are loaded when they are first used: a Spark task that reads a piece of a log does not pay for the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pxrs.errors import BadSetting
+
+if TYPE_CHECKING:
+    from pxrs.spark.frame import frame
+    from pxrs.spark.pipeline import Pipeline
+    from pxrs.spark.session import session
+
+__all__ = ["Pipeline", "frame", "session"]
+
+_HOMES = {"Pipeline": "pxrs.spark.pipeline", "frame": "pxrs.spark.frame", "session": "pxrs.spark.session"}
+_EXTRA = {"pyspark", "py4j", "pandas"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pxrs.spark' has no attribute {name!r}")
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in _EXTRA:
+            raise BadSetting(f"{error.name} is not installed: pip install 'pxrs[spark]'") from error
+        raise
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

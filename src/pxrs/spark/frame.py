@@ -1,0 +1,149 @@
+"""Exact ranges of a queue as one DataFrame. Plans here, in the driver; the tasks get files and offsets only."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pxrs.errors import BadSetting, Refused
+from pxrs.logs.base import Log
+from pxrs.model import Range
+from pxrs.spark.columns import check_columns, schema_of
+from pxrs.spark.plan import Ranges, Slice, check_ranges, plan_of, to_json
+from pxrs.spark.reading import MapArrow, Reading, Stored, batches_of, joined
+
+if TYPE_CHECKING:
+    from pxrs.runtime.queue import Queue
+
+Schema = str | StructType | pa.Schema
+"""DDL text such as "account string, total long", a StructType, or an Arrow schema."""
+
+
+def frame(
+    spark: SparkSession,
+    queue: Queue | Log,
+    ranges: Ranges,
+    columns: Iterable[str] | None = None,
+    map_arrow: MapArrow | None = None,
+    schema: Schema | None = None,
+    tasks: int | None = None,
+) -> DataFrame:
+    """The messages of exactly these ranges: ``{partition: (start, end)}``, or ``Range`` objects.
+
+    ``map_arrow`` is called next to the log, with Arrow batches of one partition each, in order; what it returns is
+    the DataFrame. ``schema`` says what that is; left out, the function is asked with an empty batch. A partition is
+    read by one task; ``tasks`` limits how many there are (default: as many as run at once).
+    """
+    log = log_of(queue)
+    names = check_columns(columns)
+    output = output_schema(names, map_arrow, schema)
+    wanted = check_ranges(log, ranges)
+    if not wanted or not _can_give_pieces(log, wanted[0]):
+        table = _read_here(log, wanted, Reading(log.identity.name, names, to_arrow(output)), map_arrow)
+        return spark.createDataFrame(table, schema=output)
+    plan = plan_of(log, wanted, names, spark.sparkContext.defaultParallelism if tasks is None else tasks)
+    reader = spark.read.format("pxrs").schema(output).option("pxrs.plan", to_json(plan))
+    if map_arrow is not None:
+        reader = reader.option("pxrs.map", base64.b64encode(cloudpickle.dumps(map_arrow)).decode())
+    return reader.load()
+
+
+def arrow_of(
+    queue: Queue | Log,
+    ranges: Ranges,
+    columns: Iterable[str] | None = None,
+    map_arrow: MapArrow | None = None,
+    schema: Schema | None = None,
+) -> pa.Table:
+    """What ``frame`` would hold, read in this process: quicker for few messages. One chunk, copied out of the log."""
+    log = log_of(queue)
+    names = check_columns(columns)
+    output = to_arrow(output_schema(names, map_arrow, schema))
+    return _read_here(log, check_ranges(log, ranges), Reading(log.identity.name, names, output), map_arrow)
+
+
+def log_of(queue: Queue | Log) -> Log:
+    """The log of a queue, or the log itself."""
+    return queue if isinstance(queue, Log) else queue.log
+
+
+def _can_give_pieces(log: Log, part: Range) -> bool:
+    """Whether other processes can read this log: one in memory refuses to say where its pieces are."""
+    try:
+        log.pieces(part.partition, part.start, part.end)
+    except Refused:
+        return False
+    return True
+
+
+# ---- reading in this process -----------------------------------------------------------------------------------------
+
+
+def _read_here(log: Log, wanted: Iterable[Range], reading: Reading, map_arrow: MapArrow | None) -> pa.Table:
+    slices = (Slice(*part) for part in wanted)
+    batches = list(batches_of(reading, slices, _stored_in(log), map_arrow))
+    # Copied: Spark's way into the JVM stumbles over slices with columns that are all null.
+    return pa.Table.from_batches([joined(batches, reading.schema)] if batches else [], schema=reading.schema)
+
+
+def _stored_in(log: Log) -> Stored:
+    def stored(part: Slice) -> Iterator[pa.RecordBatch]:
+        offset = part.start
+        while offset < part.end:
+            batch = log.read(part.partition, offset, part.end - offset)
+            assert batch is not None, "the range was checked against the end of the log"
+            yield batch
+            offset += batch.num_rows
+
+    return stored
+
+
+# ---- what comes out --------------------------------------------------------------------------------------------------
+
+
+def output_schema(columns: Iterable[str] | None, map_arrow: MapArrow | None, schema: Schema | None) -> StructType:
+    """The columns of the DataFrame: those that are read, or those that ``map_arrow`` makes of them."""
+    names = check_columns(columns)
+    if map_arrow is None:
+        if schema is not None:
+            raise BadSetting("schema= says what map_arrow returns, and there is no map_arrow: choose with columns=")
+        return from_arrow_schema(schema_of(names))
+    declared = _schema_from(map_arrow, names) if schema is None else schema
+    if isinstance(declared, pa.Schema):
+        return _to_spark(declared)
+    found = StructType.fromDDL(declared) if isinstance(declared, str) else declared
+    if not isinstance(found, StructType):
+        raise BadSetting(f"schema = {schema!r}: DDL text with named columns, a StructType or a pyarrow.Schema")
+    return found
+
+
+def _schema_from(map_arrow: MapArrow, columns: tuple[str, ...]) -> pa.Schema:
+    """What the function makes of a batch without rows is what it makes of any."""
+    empty = pa.RecordBatch.from_pylist([], schema=schema_of(columns))
+    try:
+        answer = map_arrow(empty)
+    except Exception as error:
+        raise BadSetting(f"map_arrow failed on an empty batch, {error!r}: say with schema= what it returns") from error
+    answer = next(iter(answer), None) if isinstance(answer, Iterable) and not hasattr(answer, "schema") else answer
+    if not isinstance(getattr(answer, "schema", None), pa.Schema):
+        raise BadSetting("map_arrow returned nothing for an empty batch: say with schema= what it returns")
+    return answer.schema
+
+
+def _to_spark(schema: pa.Schema) -> StructType:
+    try:
+        return from_arrow_schema(schema)
+    except Exception as error:
+        raise BadSetting(f"Spark has no type for what map_arrow returns: {error}. Give schema=") from error
+
+
+def to_arrow(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark expects of a source with this schema."""
+    return to_arrow_schema(schema, timezone="UTC")

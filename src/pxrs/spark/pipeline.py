@@ -1,0 +1,271 @@
+"""A Spark application as a member of a consumer group: batches of its share, committed with the epochs of its claims.
+
+    Pipeline(spark, queue, group="billing", process=bill, sink=ParquetSink("./bills")).run()
+
+Start it a second time, anywhere, and it takes its share of the partitions; kill one, and the others go on from the
+checkpoints. There is no second checkpoint beside the registry.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+
+from pxrs.clock import SystemClock
+from pxrs.errors import BadSetting, PxrsError, Unavailable
+from pxrs.model import Owner
+from pxrs.runtime.backfill import GROUP, Backfill, Deferred
+from pxrs.runtime.batching import Assembly, BatchLoop
+from pxrs.runtime.group import GroupHandle, Place
+from pxrs.runtime.membership import Membership, signals, weakly
+from pxrs.runtime.meter import Meter
+from pxrs.runtime.queue import Queue
+from pxrs.runtime.report import Report, to_all
+from pxrs.runtime.shares import Shares
+from pxrs.runtime.sink import Sink
+from pxrs.runtime.worker import Tally
+from pxrs.settings import Settings
+from pxrs.spark.progress import live_line
+from pxrs.spark.runner import Process, Runner, about
+
+if TYPE_CHECKING:
+    from pxrs.spark.frame import Schema
+    from pxrs.spark.reading import MapArrow
+
+RECENT = 100
+"""How many batches ``recent`` remembers."""
+LOOK_SECONDS = 0.2
+"""How often a pipeline that runs until the end looks whether the others have reached it."""
+LAST_SECONDS = 10.0
+"""How long a batch that nobody waits for any more may take to notice it."""
+
+Places = Place | Mapping[int, Place]
+
+
+class Pipeline:
+    """Processes its share of a queue's partitions in batches of Spark.
+
+    ``process(df, batch)`` gets each batch as a DataFrame; with a sink it returns one. ``map_arrow`` runs before it,
+    next to the log, on Arrow batches of one partition each, in order. Without a group it is a backfill: it reads from
+    ``start`` to ``end`` and touches no checkpoint.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        queue: Queue,
+        group: str | None = None,
+        process: Process | None = None,
+        map_arrow: MapArrow | None = None,
+        sink: Sink | None = None,
+        *,
+        member: str | None = None,
+        columns: Iterable[str] | None = None,
+        schema: Schema | None = None,
+        start: Places = "earliest",
+        end: Places | None = None,
+        settings: Settings | None = None,
+        report: Report | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
+        """The last batches, as ``report("batch", facts)`` has told them."""
+        self._queue = queue
+        self._settings = settings or queue.settings
+        self._clock = SystemClock()
+        self._group = queue.group(GROUP if group is None else group)
+        self._shares = Shares(self._settings, self._clock)
+        self._target: dict[int, int] | None = None
+        told = to_all(self._remember, *live_line(progress, self._clock), *([report] if report else []))
+        self._runner = Runner(
+            spark, queue.log, process, map_arrow, columns, schema, sink is not None, self._settings.fast_rows
+        )
+        self._deferred: Deferred | None = None
+        if group is None:
+            self._life: Membership | Backfill = self._backfill(start, end, told)
+            sink = self._deferred = Deferred(sink) if sink is not None else None
+        else:
+            self._life = self._member(spark, member, start, end, told)
+        self._parts = self._assembly(sink, start)
+        self._loop = BatchLoop(self._parts)
+        self._thread = threading.Thread(target=self._run, name=f"pxrs-batches-{self._group.name}", daemon=True)
+
+    # ---- what users call -----------------------------------------------------------------------------------------
+
+    def start(self) -> Pipeline:
+        """Begin, without blocking."""
+        self._life.start()
+        self._queue.users.add(self)
+        self._thread.start()
+        return self
+
+    def run(self, until_end: bool = False) -> None:
+        """Work until stopped: by ``stop``, by SIGTERM or SIGINT (a clean leave), or by an error, which is raised.
+
+        ``until_end``: also when all that is in the queue now is processed, by this member or by others.
+        """
+        if until_end:
+            self._target, self._parts.idle_seconds = self._queue.ends(), LOOK_SECONDS
+        with signals(self._life.request_stop):
+            self.start()
+            self._life.wait()
+            self._thread.join(LAST_SECONDS)
+        self.check()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Leave cleanly: finish the running batch, commit, release; the others see it at once. Blocks until done."""
+        self._life.stop(timeout, [self._thread])
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(LAST_SECONDS)
+
+    def kill(self) -> None:
+        """End as a crash would, with no commit and no release: for tests and drills."""
+        self._life.kill()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the pipeline has ended; False if the time was over first."""
+        return self._life.wait(timeout)
+
+    def check(self) -> None:
+        """Raise the error that has ended this pipeline, if one has."""
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def error(self) -> PxrsError | None:
+        """What has ended this pipeline, if something went wrong."""
+        return self._life.error
+
+    @property
+    def state(self) -> str:
+        """registering, waiting (it owns nothing yet), running, stopping, stopped or fenced."""
+        return self._life.state or ("running" if self.partitions else "waiting")
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions in this pipeline's hands now."""
+        return self._shares.partitions
+
+    @property
+    def troubles(self) -> dict[int, PxrsError]:
+        """Partitions that are held up because their log cannot be read, with the reason."""
+        return self._shares.troubles()
+
+    @property
+    def tally(self) -> Tally:
+        """What was handled, retried, skipped and dead-lettered so far."""
+        return self._shares.tally()
+
+    @property
+    def meter(self) -> Meter:
+        """This pipeline's metrics."""
+        if isinstance(self._life, Backfill):
+            return Meter(self._queue.log, GROUP, self._clock)
+        return self._life.meter
+
+    def __enter__(self) -> Pipeline:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ---- putting it together ----------------------------------------------------------------------------------------
+
+    def _member(
+        self, spark: SparkSession, member: str | None, start: Places, end: Places | None, told: Report
+    ) -> Membership:
+        if end is not None:
+            raise BadSetting("end= is for a backfill, which belongs to no group; run(until_end=True) ends a member")
+        self._group.resolve(_each(start, [0]))  # a bad start is refused here, not later in a thread
+        membership = self._queue.join(self._group.name, self._shares, member, about(spark), self._settings, told)
+        membership.ended = weakly(self._ended)
+        return membership
+
+    def _backfill(self, start: Places, end: Places | None, told: Report) -> Backfill:
+        every = range(self._queue.partitions)
+        begin = self._group.resolve(_each(start, every))
+        ends = self._group.resolve(_each("latest" if end is None else end, begin))
+        return Backfill(self._shares, begin, ends, told)
+
+    def _assembly(self, sink: Sink | None, start: Places) -> Assembly:
+        life = self._life
+        return Assembly(
+            log=self._queue.log,
+            group=self._group.name,
+            owner=self._owner,
+            shares=self._shares,
+            settings=self._settings,
+            clock=self._clock,
+            execute=self._runner.execute,
+            is_fatal=self._runner.is_fatal,
+            sink=sink,
+            submit=life.submit,
+            start_at=lambda partition: start_of(self._group, start, partition),
+            dead_letters=self._group.dead_letters,
+            stop=life.request_stop,
+            fail=life.fail,
+            report=life.report,
+            max_partitions=self._queue.store.max_atomic,
+            ends=life.ends if isinstance(life, Backfill) else None,
+            is_over=self._is_over,
+            is_stopping=lambda: life.stopping or life.is_done or self._shares.is_halted,
+            idle_seconds=LOOK_SECONDS if isinstance(life, Backfill) else None,
+        )
+
+    @property
+    def _owner(self) -> Owner:
+        return self._life.owner if isinstance(self._life, Backfill) else self._life.member.me
+
+    def _is_over(self) -> bool:
+        if isinstance(self._life, Backfill):
+            return self._life.is_over
+        if self._target is None:
+            return False
+        try:
+            rows = self._group.registry.partitions()
+        except Unavailable:
+            return False
+        return all(row.position >= self._target[row.number] for row in rows)
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._loop.run()
+        if isinstance(self._life, Backfill):
+            self._finish_backfill(self._life)
+
+    def _finish_backfill(self, life: Backfill) -> None:
+        try:
+            if self._deferred is not None:
+                whole = life.error is None and life.is_over
+                self._deferred.publish_all() if whole else self._deferred.discard_all()
+        except (PxrsError, OSError) as error:
+            life.fail(Unavailable(f"the output of the backfill cannot be published: {error}"))
+        finally:
+            life.finish()
+            self._queue.users.discard(self)
+
+    def _ended(self) -> None:
+        """The member is gone. A batch that still runs does not count any more: let Spark drop it."""
+        self._shares.halt()
+        self._queue.users.discard(self)
+        threading.Thread(target=self._runner.cancel, name="pxrs-cancel", daemon=True).start()
+
+    def _remember(self, kind: str, facts: Mapping[str, Any]) -> None:
+        if kind == "batch":
+            self.recent.append(facts)
+
+
+def _each(places: Places, partitions: Iterable[int]) -> dict[int, Place]:
+    """One place for all of these partitions, or a place for each that is named."""
+    return dict(places) if isinstance(places, Mapping) else dict.fromkeys(partitions, places)
+
+
+def start_of(group: GroupHandle, start: Places, partition: int) -> int:
+    """Where a partition without a checkpoint begins; one that the mapping does not name, at its beginning."""
+    place = start.get(partition, "earliest") if isinstance(start, Mapping) else start
+    return group.resolve({partition: place})[partition]

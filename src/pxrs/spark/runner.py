@@ -1,0 +1,119 @@
+"""One batch on Spark: read the ranges, run the user's functions, hand the output on. In the driver's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JNetworkError
+from pyspark.sql import DataFrame, SparkSession
+
+from pxrs.errors import BadSetting, Refused
+from pxrs.logs.base import Log
+from pxrs.model import Batch
+from pxrs.runtime.delivery import taking
+from pxrs.spark.columns import check_columns
+from pxrs.spark.frame import Schema, arrow_of, frame, output_schema
+
+if TYPE_CHECKING:
+    from pxrs.spark.reading import MapArrow
+
+FAST_BYTES = 16 << 20
+"""A batch of few but huge messages does not go through the driver."""
+
+Process = Callable[..., Any]
+"""``process(df, batch)`` or ``process(df)``; what it returns goes to the sink."""
+
+
+class Runner:
+    """Turns batches into output. A small one is read here, which spares it a Spark job; a large one by tasks."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        log: Log,
+        process: Process | None,
+        map_arrow: MapArrow | None,
+        columns: Iterable[str] | None,
+        schema: Schema | None,
+        has_sink: bool,
+        fast_rows: int,
+    ) -> None:
+        if process is None and map_arrow is None and not has_sink:
+            raise BadSetting("a pipeline needs something to do: process=, map_arrow= or sink=")
+        self._spark = spark
+        self._log = log
+        self._process = taking(process, 2)
+        self._map_arrow = map_arrow
+        self._columns = check_columns(columns)
+        self._schema = output_schema(columns, map_arrow, schema)
+        self._has_sink = has_sink
+        self._fast_rows = fast_rows
+        self._running: str | None = None
+
+    def execute(self, batch: Batch) -> Any:
+        """The output of a batch: a DataFrame, or an Arrow table; None without a sink."""
+        self._running = batch.name
+        try:
+            return self._run(batch, self._table(batch) if self._is_small(batch) else None)
+        finally:
+            self._running = None
+
+    def _run(self, batch: Batch, table: pa.Table | None) -> Any:
+        if table is not None and self._process is None:
+            return table
+        self._label(batch)
+        df = self._frame(batch) if table is None else self._spark.createDataFrame(table, schema=self._schema)
+        if self._process is not None:
+            return self._checked(self._process(df, batch))
+        if self._has_sink:
+            return df
+        df.write.format("noop").mode("append").save()
+        return None
+
+    def _checked(self, output: Any) -> Any:
+        if self._has_sink or not isinstance(output, DataFrame):
+            return output
+        raise BadSetting("process returned a DataFrame, and there is no sink= to write it: nothing would be computed")
+
+    def _is_small(self, batch: Batch) -> bool:
+        try:
+            pieces = [p for r in batch.ranges for p in self._log.pieces(r.partition, r.start, r.end)]
+        except Refused:
+            return True  # a log in memory is read in this process, or not at all
+        return batch.rows <= self._fast_rows and sum(piece.length for piece in pieces) <= FAST_BYTES
+
+    def _table(self, batch: Batch) -> pa.Table:
+        schema = None if self._map_arrow is None else self._schema
+        return arrow_of(self._log, batch.ranges, self._columns, self._map_arrow, schema)
+
+    def _frame(self, batch: Batch) -> DataFrame:
+        schema = None if self._map_arrow is None else self._schema
+        return frame(self._spark, self._log, batch.ranges, self._columns, self._map_arrow, schema)
+
+    def _label(self, batch: Batch) -> None:
+        """What the Spark UI shows beside the jobs of this batch."""
+        text = f"{batch.group}: batch {batch.number}, {batch.rows} rows of {len(batch.ranges)} partitions"
+        self._spark.sparkContext.setJobGroup(batch.name, text)
+
+    def cancel(self) -> None:
+        """Nobody waits for the running batch any more: end its jobs."""
+        if self._running is not None:
+            self._spark.sparkContext.cancelJobGroup(self._running)
+
+    def is_fatal(self, error: Exception) -> bool:
+        """Whether Spark itself is gone: then no batch can run, and no message is to blame."""
+        if isinstance(error, Py4JNetworkError | ConnectionError):
+            return True
+        try:
+            return bool(self._spark.sparkContext._jsc.sc().isStopped())
+        except Exception:
+            return True
+
+
+def about(spark: SparkSession) -> dict[str, str]:
+    """What the group's table shows of a Spark application."""
+    context = spark.sparkContext
+    pid = context._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]  # a live session has a JVM
+    return {"engine": "spark", "app": context.applicationId, "ui": context.uiWebUrl or "", "jvm": str(pid)}

@@ -1,0 +1,5 @@
+"""Found by Spark through its name: makes ``spark.read.format("pxrs")`` work with no registration."""
+
+from pxrs.spark.source import DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,72 @@
+"""Planning of batches: fair, complete, and never larger than allowed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pxrs.model import Batch, Owner, Range
+from pxrs.rules.batches import GROWTH, Pace, halves, share_out
+
+WAITING = st.dictionaries(st.integers(0, 20), st.integers(0, 1000), max_size=12)
+RANGES = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50)), min_size=1, max_size=10).map(
+    lambda pairs: [Range(p, start, start + rows, 7) for p, (start, rows) in enumerate(pairs)]
+)
+
+
+def messages(ranges: list[Range] | tuple[Range, ...]) -> list[tuple[int, int]]:
+    return [(part.partition, offset) for part in ranges for offset in range(part.start, part.end)]
+
+
+@given(WAITING, st.integers(1, 5000))
+def test_all_that_fits_is_given_and_never_more(waiting: dict[int, int], limit: int) -> None:
+    shares = share_out(waiting, limit)
+    assert sum(shares.values()) == min(limit, sum(waiting.values()))
+    assert all(0 < count <= waiting[p] for p, count in shares.items())
+
+
+@given(WAITING, st.integers(1, 5000))
+def test_nobody_gives_less_than_another_unless_it_is_emptied(waiting: dict[int, int], limit: int) -> None:
+    shares = share_out(waiting, limit)
+    most = max(shares.values(), default=0)
+    assert all(shares.get(p, 0) >= most - 1 for p, count in waiting.items() if count > shares.get(p, 0))
+
+
+@given(RANGES)
+def test_halves_are_the_whole_in_order(ranges: list[Range]) -> None:
+    first, second = halves(ranges)
+    assert messages(first) + messages(second) == messages(ranges)
+    assert abs(len(messages(first)) - len(messages(second))) <= 1
+    assert {part.epoch for part in (*first, *second)} == {7}
+
+
+def test_two_messages_are_cut_into_one_and_one() -> None:
+    assert halves([Range(3, 5, 7)]) == ((Range(3, 5, 6),), (Range(3, 6, 7),))
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds", "expected"),
+    [
+        (1000, 1.0, 1000),  # as wished
+        (1000, 0.5, 2000),  # twice as quick
+        (1000, 0.001, 1000 * GROWTH),  # never too much at once
+        (1000, 100.0, 1000 / GROWTH),
+        (10, 0.01, 1000),  # it was not full: nothing is learned
+        (10, 2.0, 5),  # not full, and yet too slow
+        (1000, 0.0, 1000 * GROWTH),
+    ],
+)
+def test_pace(rows: int, seconds: float, expected: float) -> None:
+    assert Pace(1000, 1.0, 1_000_000).after(rows, seconds).rows == expected
+
+
+def test_pace_stays_within_its_bounds() -> None:
+    assert Pace(1000, 1.0, 1500).after(1000, 0.1).rows == 1500
+    assert Pace(2, 1.0, 1500).after(1, 100).rows == 1
+
+
+def test_a_batch_tells_its_name_rows_and_partitions() -> None:
+    batch = Batch("orders", "id", "billing", Owner("A", "0123456789abcdef"), 12, (Range(0, 5, 9, 3), Range(4, 0, 1, 8)))
+    assert batch.name == "billing-0123456789ab-000012.1"
+    assert (batch.member, batch.rows, batch.partitions) == ("A", 5, (0, 4))
