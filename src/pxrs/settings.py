@@ -68,7 +68,7 @@ class Settings:
 
     # Pipelines
     target_batch_ms: int = 1_000
-    """A pipeline makes its batches as large as it can process in about this time."""
+    """A pipeline makes its batches as large as it can process in about this time; it must be below ``drain_ms``."""
     max_batch_rows: int = 10_000_000
     """No batch of a pipeline has more messages than this."""
     fast_rows: int = 10_000
@@ -162,7 +162,6 @@ def _check_relations(settings: Settings) -> None:
         ("beat_ms", "stop_taking_ms", "a member must be able to miss one beat before it stops itself"),
         ("stop_taking_ms", "lease_ms", "a member must stop itself before others may take over"),
         ("drain_ms", "revoke_timeout_ms", "a leader must not force what is still being drained"),
-        ("target_batch_ms", "drain_ms", "a pipeline hands over at the end of a batch"),
         ("lease_ms", "progress_limit_ms", "a handler may be slower than a beat"),
         ("batch_bytes", "buffer_bytes", "a whole batch must fit into the buffer"),
         ("backoff_ms", "backoff_max_ms", "the first wait is the shortest"),

@@ -90,8 +90,10 @@ class BatchLoop:
             pass  # the member has ended, and says itself why
         except PxrsError as error:
             self._a.fail(error)
-        except OSError as error:
-            self._a.fail(Unavailable(f"batch {self._number} cannot be written: {error}"))
+        except BaseException as error:
+            # Whatever a function, a sink or a driver raises (sys.exit too) must end this member, not hide in a thread.
+            logger.exception("batch %d: the pipeline stops", self._number)
+            self._a.fail(HandlerFailed(f"batch {self._number}: {error!r}"))
         finally:
             self._a.shares.finish()
             for forget in self._watched.values():

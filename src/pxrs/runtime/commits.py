@@ -73,6 +73,7 @@ class Commits:
         while self._submitted:
             asked = self._submitted.popleft()
             try:
+                self._doubt(asked.positions)
                 store = self._commit_together if asked.together else self.commit
                 asked.outcome.set_result(store(asked.positions, now, asked.note))
             except PxrsError as error:
@@ -85,6 +86,12 @@ class Commits:
                 asked.outcome.set_exception(error)
                 raise
         return fenced
+
+    def _doubt(self, positions: Mapping[Grant, int]) -> None:
+        """Until the answer is here: whoever has handed the commit in asks again if none comes."""
+        for grant in positions:
+            if self._holds(grant):
+                self._handles[grant.partition].in_doubt = True
 
     def _hear(self, asked: Submitted, error: PxrsError) -> None:
         if isinstance(error, Fenced):
@@ -117,12 +124,13 @@ class Commits:
         return [h.committed_at + self._policy.seconds for p, h in self._handles.items() if self._has_news(p, h)]
 
     def _has_news(self, number: int, handle: Handle) -> bool:
-        return handle.mode is not Mode.RELEASING and self._work.position(number) != handle.committed
+        at_rest = handle.mode is Mode.RELEASING or handle.in_doubt
+        return not at_rest and self._work.position(number) != handle.committed
 
     def _is_due(self, number: int, now: float) -> bool:
         handle = self._handles[number]
         position = self._work.position(number)
-        if position is None or handle.mode is Mode.RELEASING:
+        if position is None or handle.mode is Mode.RELEASING or handle.in_doubt:
             return False
         if handle.committed is None:
             # A start that was chosen ("latest", a time) must be written down before a crash could lose it,
@@ -162,7 +170,7 @@ class Commits:
             handle.held, self.trouble = None, result
 
     def _stored(self, handle: Handle, held: Held[Partition] | None, position: int, now: float) -> None:
-        handle.held, handle.committed, handle.committed_at = held, position, now
+        handle.held, handle.committed, handle.committed_at, handle.in_doubt = held, position, now, False
         grant = handle.grant
         facts = {"member": grant.owner.id, "partition": grant.partition, "epoch": grant.epoch, "checkpoint": position}
         self._report("committed", facts)

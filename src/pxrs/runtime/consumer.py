@@ -24,6 +24,7 @@ class Consumer:
         workforce.job.wake = membership.wake
         workforce.job.fail = weakly(membership.fail)
         workforce.job.stop = weakly(membership.request_stop)
+        workforce.job.submit = weakly(membership.submit)
         membership.ended = weakly(self._forget)
         weakref.finalize(self, Workforce.halt, workforce)
 

@@ -33,6 +33,7 @@ from pxrs.runtime.meter import Measured, Meter, serve
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
+from pxrs.runtime.sink import Sink
 from pxrs.runtime.work import Work
 from pxrs.runtime.worker import Job
 from pxrs.runtime.workforce import Workforce
@@ -188,8 +189,12 @@ class Queue:
         revoked: Callable[..., Any] | None = None,
         settings: Settings | None = None,
         report: Report | None = None,
+        sink: Sink | None = None,
     ) -> Consumer:
         """A member of a group. ``handler(message)`` or ``handler(message, context)``; nothing runs before ``start``.
+
+        With a ``sink`` the handler gets Arrow batches (``deliver="arrow"``) and returns one, or None: what it returns
+        is written aside and published by the commit, each message's output exactly once.
 
         ``assigned(partition, checkpoint, epoch)`` and ``revoked(partition, position, epoch)`` are called in the
         partition's own thread, before its first and after its last message. ``report(kind, facts)`` hears of
@@ -200,6 +205,11 @@ class Queue:
         name = check_name("member", _random_member() if member is None else member)
         registry = self._registry(group, name, settings)
         workforce = Workforce(self._job(registry, handler, deliver, start, assigned, revoked, name, settings))
+        if sink is not None and deliver != "arrow":
+            raise BadSetting(
+                f"deliver = {deliver!r}: a handler with a sink gets and returns Arrow batches, deliver='arrow'"
+            )
+        workforce.job.sink = sink
         membership = self.join(group, workforce, name, {"engine": "threads"}, settings, report)
         return Consumer(membership, workforce, self.users)
 
@@ -326,6 +336,7 @@ class Queue:
             assigned=delivery.taking(assigned, 3),
             revoked=delivery.taking(revoked, 3),
             member=member,
+            group=registry.group_name,
         )
 
 

@@ -39,7 +39,10 @@ class Work(Protocol):
 
 @dataclass(slots=True)
 class Handle:
-    """A partition in this member's hands. ``held`` is the row as last written here; None: read before writing."""
+    """A partition in this member's hands. ``held`` is the row as last written here; None: read before writing.
+
+    ``in_doubt``: a commit that was handed in has had no answer, so the row may be ahead of the known position.
+    """
 
     grant: Grant
     held: Held[Partition] | None
@@ -47,3 +50,4 @@ class Handle:
     committed_at: float
     mode: Mode = Mode.ACTIVE
     paused: bool = False
+    in_doubt: bool = False

@@ -22,6 +22,7 @@ from pxrs.logs.base import Log
 from pxrs.model import Grant, Message
 from pxrs.runtime import delivery
 from pxrs.runtime.delivery import Context, Deliver, Parcel
+from pxrs.runtime.sink import Sink
 from pxrs.settings import Settings
 
 logger = logging.getLogger("pxrs.consumer")
@@ -74,6 +75,10 @@ class Job:
     """Tell the consumer that it must stop, and why."""
     stop: Callable[..., Any] = nobody_yet
     """Tell the consumer that it shall leave: a handler has had enough."""
+    submit: Callable[..., Any] = nobody_yet
+    """Commit, and learn what became of it: for a sink, which publishes by that."""
+    sink: Sink | None = None
+    group: str = ""
     assigned: Callable[..., Any] | None = None
     revoked: Callable[..., Any] | None = None
     member: str = ""
@@ -263,12 +268,20 @@ class Worker:
                 return
             self.busy_since = now
             try:
-                job.handler(parcel.payload, self._context)
+                self._keep(job.handler(parcel.payload, self._context))
             except Exception as error:
                 if not self._rescue(batch, parcel, error):
                     return
             self.tally.handled += parcel.end - parcel.start
             self._advance(parcel.end)
+
+    def _keep(self, output: Any) -> None:
+        """What a handler returns is of no interest here; a worker with a sink writes it."""
+
+    @property
+    def committable(self) -> int | None:
+        """The position that the member may store by itself."""
+        return self.position
 
     def _advance(self, position: int) -> None:
         self.position = position
@@ -331,7 +344,7 @@ class Worker:
     def _try_again(self, parcel: Parcel, attempt: int) -> Exception | None:
         self.tally.retried += 1
         try:
-            self._job.handler(parcel.payload, self._context._replace(attempt=attempt))
+            self._keep(self._job.handler(parcel.payload, self._context._replace(attempt=attempt)))
         except Exception as error:
             return error
         return None

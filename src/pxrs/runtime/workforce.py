@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pxrs.errors import PxrsError
 from pxrs.model import Grant
+from pxrs.runtime.sinkworker import SinkWorker
 from pxrs.runtime.worker import Job, Tally, Worker
 
 
@@ -19,10 +20,13 @@ class Workforce:
         self._leaving: list[Worker] = []
         self._past = Tally()
 
-    def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:  # noqa: ARG002 - no sink here
+    def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:
         """Work on a partition; what an earlier claim of it left running here ends first."""
         before = [w.thread for w in self._leaving if w.grant.partition == grant.partition and not w.finished]
-        worker = Worker(self.job, grant, checkpoint, paused, before)
+        if self.job.sink is None:
+            worker = Worker(self.job, grant, checkpoint, paused, before)
+        else:
+            worker = SinkWorker(self.job, grant, checkpoint, paused, before, note)
         self.workers[grant.partition] = worker
         worker.begin()
 
@@ -34,7 +38,7 @@ class Workforce:
             worker.begin()
 
     def position(self, partition: int) -> int | None:
-        return self.workers[partition].position
+        return self.workers[partition].committable
 
     def drain(self, partition: int) -> None:
         self.workers[partition].drain()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -17,12 +17,12 @@ from pxrs.logs.base import Log
 from pxrs.model import Range
 from pxrs.spark.columns import check_columns, schema_of
 from pxrs.spark.plan import Ranges, Slice, check_ranges, plan_of, to_json
-from pxrs.spark.reading import MapArrow, Reading, Stored, batches_of, joined
+from pxrs.spark.reading import MapArrow, Reading, Stored, batches_of, joined, results
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
 
-Schema = str | StructType | pa.Schema
+Schema: TypeAlias = str | StructType | pa.Schema
 """DDL text such as "account string, total long", a StructType, or an Arrow schema."""
 
 
@@ -51,7 +51,7 @@ def frame(
     plan = plan_of(log, wanted, names, spark.sparkContext.defaultParallelism if tasks is None else tasks)
     reader = spark.read.format("pxrs").schema(output).option("pxrs.plan", to_json(plan))
     if map_arrow is not None:
-        reader = reader.option("pxrs.map", base64.b64encode(cloudpickle.dumps(map_arrow)).decode())
+        reader = reader.option("pxrs.map", _pickled(map_arrow))
     return reader.load()
 
 
@@ -81,6 +81,15 @@ def _can_give_pieces(log: Log, part: Range) -> bool:
     except Refused:
         return False
     return True
+
+
+def _pickled(map_arrow: MapArrow) -> str:
+    """The function as text: options are."""
+    try:
+        pickled: bytes = cloudpickle.dumps(map_arrow)  # type: ignore[no-untyped-call]  # pyspark has it untyped
+    except Exception as error:
+        raise BadSetting(f"map_arrow cannot be sent to Spark's workers: {error}. What does it refer to?") from error
+    return base64.b64encode(pickled).decode()
 
 
 # ---- reading in this process -----------------------------------------------------------------------------------------
@@ -128,11 +137,10 @@ def _schema_from(map_arrow: MapArrow, columns: tuple[str, ...]) -> pa.Schema:
     """What the function makes of a batch without rows is what it makes of any."""
     empty = pa.RecordBatch.from_pylist([], schema=schema_of(columns))
     try:
-        answer = map_arrow(empty)
+        answer = next(iter(results(map_arrow(empty))), None)
     except Exception as error:
         raise BadSetting(f"map_arrow failed on an empty batch, {error!r}: say with schema= what it returns") from error
-    answer = next(iter(answer), None) if isinstance(answer, Iterable) and not hasattr(answer, "schema") else answer
-    if not isinstance(getattr(answer, "schema", None), pa.Schema):
+    if answer is None:
         raise BadSetting("map_arrow returned nothing for an empty batch: say with schema= what it returns")
     return answer.schema
 

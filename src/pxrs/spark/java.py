@@ -73,7 +73,7 @@ def _home_of(java: str) -> str:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _Unusable(f"{java} does not run ({error})") from error
-    said = dict(re.findall(r"^\s*(java\.\S+) = (.*)$", answer.stderr + answer.stdout, re.MULTILINE))
+    said: dict[str, str] = dict(re.findall(r"^\s*(java\.\S+) = (.*)$", answer.stderr + answer.stdout, re.MULTILINE))
     version = said.get("java.specification.version", "").removeprefix("1.")  # Java 8 calls itself 1.8
     if not version.isdecimal() or "java.home" not in said:
         raise _Unusable(f"{java} does not say its version")

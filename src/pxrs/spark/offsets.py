@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 
 from pxrs.errors import BadSetting, NotFound, OutOfRange, Refused
 from pxrs.logs.base import Log, Wish
@@ -109,5 +110,5 @@ def split(ranges: list[Range], min_tasks: int | None, max_rows: int | None) -> l
 def _cut(part: Range, count: int) -> Iterator[Range]:
     """The range in so many pieces of about one size."""
     edges = [part.start + part.rows * number // count for number in range(count + 1)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         yield part._replace(start=start, end=end)

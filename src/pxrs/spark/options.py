@@ -208,4 +208,3 @@ def check_selection(schema: pa.Schema) -> tuple[str, ...]:
         if not field.nullable and field.name not in NEVER_NULL:
             raise BadSetting(f"column {field.name!r} is declared NOT NULL in .schema(), and can be null in a queue")
     return columns
-

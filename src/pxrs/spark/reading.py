@@ -39,7 +39,7 @@ class Reading(NamedTuple):
 
 
 class TaskReader:
-    """What reaches the executors: how to turn slices into batches, and the user's function, pickled, if there is one."""
+    """What reaches the executors: how to turn slices into batches, and the user's function, if there is one."""
 
     def __init__(self, reading: Reading, function: bytes | None = None) -> None:
         self.reading = reading
@@ -59,9 +59,7 @@ def batches_of(
     return coalesced(every, reading.schema)
 
 
-def _batches(
-    reading: Reading, part: Slice, stored: Stored, function: MapArrow | None
-) -> Iterator[pa.RecordBatch]:
+def _batches(reading: Reading, part: Slice, stored: Stored, function: MapArrow | None) -> Iterator[pa.RecordBatch]:
     if function is None:
         yield from _shaped(reading, part, stored, reading.schema)
         return
@@ -112,13 +110,13 @@ def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-# ---- the user's function ----------------------------------------------------------------------------------------------
+# ---- the user's function ---------------------------------------------------------------------------------------------
 
 
 def call(function: MapArrow, batch: pa.RecordBatch, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     """What the function makes of a batch, as the schema wants it; nothing for None and for empty batches."""
     try:
-        for result in _results(function(batch)):
+        for result in results(function(batch)):
             if result.num_rows:
                 yield conform(result, schema)
     except Exception as error:
@@ -126,14 +124,13 @@ def call(function: MapArrow, batch: pa.RecordBatch, schema: pa.Schema, where: st
         raise
 
 
-def _results(returned: Any) -> Iterable[pa.RecordBatch]:
+def results(returned: Any) -> Iterable[pa.RecordBatch]:
+    """The batches in whatever a function may return."""
     if returned is None:
         return ()
     if isinstance(returned, pa.RecordBatch):
         return (returned,)
-    if isinstance(returned, pa.Table):
-        return returned.to_batches()
-    if isinstance(returned, Iterable):
+    if isinstance(returned, Iterable) and not isinstance(returned, pa.Table):
         return _checked(returned)
     raise _not_a_batch(returned)
 

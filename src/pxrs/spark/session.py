@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
@@ -43,7 +44,7 @@ def session(
         os.environ.setdefault(variable, sys.executable)
     settings = _settings(name, asked, _preset())
     with _launching(settings):
-        return SparkSession.builder.config(map=settings).getOrCreate()
+        return SparkSession.builder.config(map={**settings}).getOrCreate()
 
 
 def _asked(master: str | None, ui: bool, memory: str, config: Mapping[str, object]) -> dict[str, str]:
@@ -83,7 +84,7 @@ def _preset() -> dict[str, str | None]:
         return dict(SparkConf().getAll())
     preset: dict[str, str | None] = dict.fromkeys(_keys_of_file())
     words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
-    for word, value in zip(words, words[1:], strict=False):
+    for word, value in pairwise(words):
         if word in _SUBMIT_WORDS:
             preset[_SUBMIT_WORDS[word]] = value
         elif word in ("--conf", "-c"):
@@ -137,7 +138,7 @@ def _quiet() -> str:
     return f"-Dlog4j2.configurationFile=file:{quiet}" if quiet.exists() and " " not in str(quiet) else ""
 
 
-# ---- the start of the JVM ----------------------------------------------------------------------------------------------
+# ---- the start of the JVM --------------------------------------------------------------------------------------------
 
 
 @contextmanager

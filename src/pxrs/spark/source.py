@@ -8,7 +8,7 @@ needs is loaded when it plans.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -51,7 +51,7 @@ class DefaultSource(DataSource):
         return PlannedReader(plan, arrow, function)
 
 
-def _planned(options: dict[str, str], schema: pa.Schema) -> Plan:
+def _planned(options: Mapping[str, str], schema: pa.Schema) -> Plan:
     from pxrs.spark.offsets import plan_request
     from pxrs.spark.options import check_selection, parse
 
