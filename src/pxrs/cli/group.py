@@ -15,7 +15,7 @@ from pxrs.views.tables import Table, ranges
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
-    from pxrs.views.group import GroupView
+    from pxrs.views.group import GroupView, MemberLine
 
 MemberName = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
 
@@ -68,9 +68,12 @@ def _watch(queue: Queue, group: str, output: Any, pause: float) -> None:
 
 
 def _described(view: GroupView, output: Any) -> str:
-    hosts = {member.member: member.host for member in view.members}
+    members = {member.member: member for member in view.members}
+    hosts = {name: member.host for name, member in members.items()}
+    spark = _of_spark(view.members, output, ("engine", "app", "ui", "jvm"))
     rows = [
         [view.group, view.queue, p.partition, p.checkpoint, p.end, p.lag, p.owner, hosts.get(p.owner or ""), p.epoch]
+        + [getattr(members.get(p.owner or ""), name, None) for name in spark]
         for p in view
     ]
     header = {
@@ -85,7 +88,12 @@ def _described(view: GroupView, output: Any) -> str:
         "REASON": view.reason,
         "TOTAL-LAG": view.total_lag,
     }
-    return rendered(Table(_COLUMNS, rows), output, header, "partitions")
+    return rendered(Table([*_COLUMNS, *map(str.upper, spark)], rows), output, header, "partitions")
+
+
+def _of_spark(members: list[MemberLine], output: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The facts about Spark applications: shown where there are some, and always to programs that read JSON."""
+    return names if output == "json" or any(member.is_spark for member in members) else ()
 
 
 def _note_oddities(view: GroupView) -> None:
@@ -100,12 +108,13 @@ def members(url: Url, group: GroupName, output: Output = "table", registry: Regi
     columns = ["GROUP", "CONSUMER-ID", "HOST", "PID", "ENGINE", "STATE", "#PARTITIONS", "ASSIGNMENT", "LEADER"]
     with opened(url, registry) as queue:
         found = queue.group(group).members()
+    spark = _of_spark(found, output, ("app", "ui", "jvm"))
     rows = [
         [group, m.member, m.host, m.pid, m.engine, "idle" if m.idle else m.state, len(m.partitions),
-         ranges(m.partitions), m.leader]
+         ranges(m.partitions), m.leader, *(m[name] for name in spark)]
         for m in found
     ]  # fmt: skip
-    show(Table(columns, rows), output)
+    show(Table([*columns, *map(str.upper, spark)], rows), output)
 
 
 def pause(url: Url, group: GroupName, partitions: Partitions = None, registry: RegistryUrl = None) -> None:

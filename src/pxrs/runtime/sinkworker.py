@@ -82,12 +82,11 @@ class SinkWorker(Worker):
             return
         assert self.position is not None and self._job.sink is not None
         batch = self._new_batch(self._stored, self.position)
-        outputs, self._outputs = self._outputs, []
-        note = self._job.sink.stage(batch, outputs) if outputs else ""
+        note = self._job.sink.stage(batch, self._outputs) if self._outputs else ""
         note = note or f'{{"batch": "{batch.name}"}}'
         outcome = commit_batch(self._submit, self._job.sink, batch, note, lambda: not self._lost, threading.Event())
         if outcome.committed:
-            self._stored = self.position
+            self._stored, self._outputs = self.position, []
         else:
             self._halt = self._lost = True
 

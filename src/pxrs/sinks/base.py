@@ -29,10 +29,11 @@ class Note(NamedTuple):
         return json.dumps({"format": 1, **self._asdict()})
 
     @classmethod
-    def parse(cls, text: str) -> Note:
+    def parse(cls, text: str) -> Note | None:
+        """None: there was nothing to show, and the note only makes its commit recognisable."""
         try:
-            values = json.loads(text)
-            return cls(**{field: str(values[field]) for field in cls._fields})
+            values = json.loads(text) if text else {}
+            return cls(**{field: str(values[field]) for field in cls._fields}) if "sink" in values else None
         except (ValueError, KeyError, TypeError) as error:
             raise Damaged(f"the note {text!r} beside a checkpoint is not one of pxrs.sinks") from error
 
@@ -85,9 +86,9 @@ class StagedSink(ABC):
 
     def publish(self, note: str) -> None:
         """Show what a committed note names. Harmless if it was shown before, here or elsewhere."""
-        if not note:
-            return
         found = Note.parse(note)
+        if found is None:
+            return
         staging = Staging(found.staging)
         with _explained(found.staging):
             if staging.holds(found.batch):
@@ -110,5 +111,6 @@ class StagedSink(ABC):
     def recover(self, queue: str, log: str, group: str, grant: Grant, note: str) -> None:
         """A partition was claimed: show what its note names, and clear away what earlier owners left unfinished."""
         self.publish(note)
+        found = Note.parse(note)
         with _explained(self._staging.root):
-            self._staging.clear_dead(queue, log, group, grant, keep=Note.parse(note).batch if note else "")
+            self._staging.clear_dead(queue, log, group, grant, keep=found.batch if found else "")

@@ -8,6 +8,9 @@ from typing import Any
 
 from pxrs.model import Group, MemberRow, MemberState, Partition
 
+NOTHING = "-"
+"""What a member's line says where the member has said nothing."""
+
 
 class Line:
     """A line of a table: fields by attribute, by name in brackets, and as a dictionary."""
@@ -42,7 +45,10 @@ class PartitionLine(Line):
 
 @dataclass(frozen=True)
 class MemberLine(Line):
-    """``idle``: it stands by, because there are more members than partitions."""
+    """``idle``: it stands by, because there are more members than partitions.
+
+    ``app``, ``ui`` and ``jvm`` are of a Spark application: its id, the address of its web page, the JVM's process id.
+    """
 
     member: str
     state: str
@@ -53,6 +59,13 @@ class MemberLine(Line):
     pid: str
     engine: str
     joined: float
+    app: str = NOTHING
+    ui: str = NOTHING
+    jvm: str = NOTHING
+
+    @property
+    def is_spark(self) -> bool:
+        return any(value != NOTHING for value in (self.app, self.ui, self.jvm))
 
 
 class GroupView(list[PartitionLine]):
@@ -123,8 +136,6 @@ def _member_line(group: Group, member: MemberRow, owned: tuple[int, ...]) -> Mem
         partitions=owned,
         leader=group.leader == member.owner,
         idle=not owned and member.state is MemberState.ACTIVE and len(group.members) > group.partitions,
-        host=info.get("host", "-"),
-        pid=info.get("pid", "-"),
-        engine=info.get("engine", "-"),
         joined=member.joined,
+        **{name: info.get(name) or NOTHING for name in ("host", "pid", "engine", "app", "ui", "jvm")},
     )

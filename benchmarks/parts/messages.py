@@ -1,0 +1,78 @@
+"""Messages of 100 bytes for the benchmarks on Spark: in a queue, and the same ones as Parquet and JSON for the peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import pxrs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+VALUE_BYTES = 100
+PARTITIONS = 8
+ACCOUNTS = 10_000
+AMOUNT_AT = slice(26, 32)
+"""Where the amount stands in a value."""
+_CHUNK = 100_000
+
+
+def chunk(first: int, rows: int) -> pa.Table:
+    """Messages ``first`` to ``first + rows``: JSON of exactly 100 bytes, keyed by account. Always the same ones."""
+    random = np.random.default_rng(first)
+    account = _padded(random.integers(0, ACCOUNTS, rows), 5, "0")
+    amount = _padded(random.integers(1, 100_000, rows), 6, "0")
+    number = _padded(np.arange(first, first + rows), 10, " ")
+    key = _joined("account-", account)
+    begin = _joined('{"n":', number, ',"amount":"', amount, '","account":"', key, '","text":"')
+    value = _joined(pc.utf8_rpad(begin, VALUE_BYTES - 2, "x"), '"}')
+    return pa.table({"key": key, "value": value.cast(pa.binary())})
+
+
+def _padded(numbers: np.ndarray, width: int, padding: str) -> pa.Array:
+    return pc.utf8_lpad(pa.array(numbers).cast(pa.string()), width, padding)
+
+
+def _joined(*parts: pa.Array | str) -> pa.Array:
+    return pc.binary_join_element_wise(*parts, "")
+
+
+def fill(queue: pxrs.Queue, count: int) -> None:
+    """Send so many messages to a queue."""
+    with queue.producer() as producer:
+        for first in range(0, count, _CHUNK):
+            producer.send_batch(chunk(first, min(_CHUNK, count - first)))
+
+
+def write_parquet(messages: DataFrame, place: Path) -> None:
+    """By Spark's own writer, with its defaults; a file for each partition."""
+    messages.write.parquet(str(place))
+
+
+def write_json(messages: DataFrame, place: Path) -> None:
+    """As JSON lines: what is binary in a queue is text there."""
+    messages.selectExpr(
+        "cast(key as string) key", "cast(value as string) value", "topic", "partition", "offset", "timestamp"
+    ).write.json(str(place))
+
+
+def whole(spark: SparkSession, place: str) -> DataFrame:
+    """All messages of the queue, a task for each partition."""
+    return spark.read.format("pxrs").option("minPartitions", PARTITIONS).load(place)
+
+
+def amounts(batch: pa.RecordBatch) -> pa.Array:
+    """The amount in each value, with nothing but Arrow's own functions."""
+    return pc.binary_slice(batch.column("value"), AMOUNT_AT.start, AMOUNT_AT.stop).cast(pa.string()).cast(pa.int64())
+
+
+def each(function: object, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A function of one batch, in the form that ``mapInArrow`` wants."""
+    assert callable(function)
+    return (function(batch) for batch in batches)

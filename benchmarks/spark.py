@@ -1,0 +1,204 @@
+"""A whole pipeline on Spark, fenced commits included, against what Spark itself offers for the same function."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import pxrs
+from benchmarks.harness import PeerFailed, Result, require_equal
+from benchmarks.parts.messages import PARTITIONS, amounts, fill, whole, write_json, write_parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SUMMARY = "10 M messages of 100 bytes (--quick: 1 M): pipelines and batch reads on Spark, against Parquet and JSON sources"
+
+COLUMNS = ("key", "value", "offset")
+"""What the functions are given, here and there."""
+ROUNDS = 3
+
+
+# ---- the functions: RecordBatch in, RecordBatch out; the same ones for both sides -------------------------------------
+
+
+def enriched(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Every message as it is, with the amount that stands in it."""
+    return pa.RecordBatch.from_arrays([*batch.columns, amounts(batch)], [*COLUMNS, "amount"])
+
+
+def sixteenth(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One message in sixteen, by its amount; as large as it is, with the amount."""
+    full = enriched(batch)
+    return full.filter(pc.equal(pc.bit_wise_and(full.column("amount"), 15), 0))
+
+
+def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """How many messages each account has, of those in this batch."""
+    table = pa.table({"key": batch.column("key")}).group_by("key").aggregate([([], "count_all")])
+    return table.rename_columns(["key", "messages"]).to_batches()[0] if len(table) else _NOBODY
+
+
+_NOBODY = pa.RecordBatch.from_pylist([], schema=pa.schema([("key", pa.binary()), ("messages", pa.int64())]))
+_FULL = "key binary, value binary, offset long, amount long"
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function, what it returns, and a sum that tells whether two sides have computed the same."""
+
+    title: str
+    function: Callable[[pa.RecordBatch], pa.RecordBatch]
+    schema: str
+    total: str
+
+
+HANDLERS = (
+    Handler("handler, a row for each message", enriched, _FULL, "sum(amount), count(*), sum(offset)"),
+    Handler("handler, 1 row in 16", sixteenth, _FULL, "sum(amount), count(*), sum(offset)"),
+    Handler("handler, counts by account", counted, "key binary, messages long", "sum(messages), count(distinct key)"),
+)
+
+
+# ---- the race ---------------------------------------------------------------------------------------------------------
+
+
+def run(quick: bool) -> Result:
+    messages = 1_000_000 if quick else 10_000_000
+    result = Result("spark")
+    with tempfile.TemporaryDirectory(prefix="pxrs-benchmark-") as place, _spark() as spark:
+        course = Course(spark, Path(place), messages)
+        for handler in HANDLERS:
+            _race(result, handler.title, messages, lambda h=handler: course.ours(h), lambda h=handler: course.peer(h))
+        _race(result, "batch source → aggregation", messages, course.our_aggregation, course.json_aggregation)
+    result.figures["messages, M"] = messages / 1e6
+    return result
+
+
+def _race(result: Result, title: str, messages: int, ours: Callable[[], None], peer: Callable[[], None]) -> None:
+    """In turns, so that whatever else the machine does disturbs both; the median counts."""
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    for _ in range(ROUNDS):
+        for side, work in (("ours", ours), ("peer", peer)):
+            began = time.perf_counter()
+            work()
+            times[side].append(time.perf_counter() - began)
+    our_time, peer_time = statistics.median(times["ours"]), statistics.median(times["peer"])
+    result.figures[f"{title}, M messages/s"] = messages / our_time / 1e6
+    result.peers[f"{title}, M messages/s"] = messages / peer_time / 1e6
+    result.ratios[title] = peer_time / our_time
+
+
+class Course:
+    """The same messages three times: in a queue, as Parquet and as JSON; and what runs on each."""
+
+    def __init__(self, spark: SparkSession, place: Path, messages: int) -> None:
+        self._spark = spark
+        self._place = place
+        self._messages = messages
+        self._numbers = count()
+        self.queue = pxrs.open(f"file:{place}/queue", partitions=PARTITIONS)
+        fill(self.queue, messages)
+        self._parquet, self._json = str(place / "parquet"), str(place / "json")
+        everything = whole(spark, f"file:{place}/queue")
+        write_parquet(everything, place / "parquet")
+        write_json(everything, place / "json")
+        self._schema = spark.read.parquet(self._parquet).schema
+        self._check()
+
+    def _check(self) -> None:
+        """Both sides compute the same; by the way everything has run once, and nobody pays for a cold start."""
+        for handler in HANDLERS:
+            sides = (self._our_frame(handler), self._mapped(self._spark.read.schema(self._schema), handler))
+            ours, theirs = (side.selectExpr(*handler.total.split(", ")).collect() for side in sides)
+            require_equal(handler.title, ours, theirs)
+        require_equal("aggregation", *(_by_account(df) for df in (self._our_messages(), self._json_messages())))
+        quiet = self._spark.range(1)
+        quiet.write.format("noop").mode("append").save()
+
+    # ---- handlers ---------------------------------------------------------------------------------------------------
+
+    def _our_frame(self, handler: Handler) -> DataFrame:
+        from pxrs.spark import frame
+
+        ranges = {partition: (0, end) for partition, end in self.queue.ends().items()}
+        return frame(self._spark, self.queue, ranges, COLUMNS, handler.function, handler.schema)
+
+    def ours(self, handler: Handler) -> None:
+        """A member of a group from its start to its leave: join, claim, read, map, write to nowhere, commit fenced."""
+        from pxrs.spark import Pipeline
+
+        pipeline = Pipeline(
+            self._spark, self.queue, group=f"race-{next(self._numbers)}",
+            map_arrow=handler.function, columns=COLUMNS, schema=handler.schema,
+        )  # fmt: skip
+        pipeline.run(until_end=True)
+        if pipeline.tally.handled != self._messages:
+            raise RuntimeError(f"{pipeline.tally.handled} of {self._messages} messages were processed")
+
+    def peer(self, handler: Handler) -> None:
+        """Structured Streaming, all that is there in one go, to the same nowhere."""
+        stream = self._mapped(self._spark.readStream.schema(self._schema), handler)
+        checkpoint = str(self._place / f"checkpoint-{next(self._numbers)}")
+        query = (
+            stream.writeStream.format("noop").trigger(availableNow=True).option("checkpointLocation", checkpoint).start()
+        )
+        query.awaitTermination()
+        done = sum(progress.numInputRows for progress in query.recentProgress)
+        if done != self._messages:
+            raise PeerFailed(f"Structured Streaming has processed {done} of {self._messages} messages")
+
+    def _mapped(self, reader: Any, handler: Handler) -> DataFrame:
+        function = handler.function
+
+        def mapped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return (function(batch) for batch in batches)
+
+        df: DataFrame = reader.parquet(self._parquet).select(*COLUMNS).mapInArrow(mapped, handler.schema)
+        return df
+
+    # ---- batch reads ------------------------------------------------------------------------------------------------
+
+    def _our_messages(self) -> DataFrame:
+        return self._spark.read.format("pxrs").load(f"file:{self._place}/queue")
+
+    def _json_messages(self) -> DataFrame:
+        """With a schema: Spark would read everything twice to guess one."""
+        schema = "key string, value string, topic string, partition int, offset long, timestamp timestamp"
+        return self._spark.read.schema(schema).json(self._json)
+
+    def our_aggregation(self) -> None:
+        _by_account(self._our_messages())
+
+    def json_aggregation(self) -> None:
+        _by_account(self._json_messages())
+
+
+def _by_account(messages: DataFrame) -> list[Any]:
+    """For each account: how many messages, how many bytes, and the last of them."""
+    from pyspark.sql import functions as F  # noqa: N812 - as every Spark program calls it
+
+    columns = (F.count("*"), F.sum(F.length("value")), F.max("timestamp"))
+    rows = messages.groupBy("key").agg(*columns).collect()
+    return sorted((bytes(row[0]) if isinstance(row[0], bytearray) else row[0].encode(), *row[1:]) for row in rows)
+
+
+@contextmanager
+def _spark() -> Iterator[SparkSession]:
+    from pxrs.spark import session
+
+    spark = session("benchmark", master="local[2]", memory="2g")
+    try:
+        yield spark
+    finally:
+        spark.stop()

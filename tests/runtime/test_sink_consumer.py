@@ -1,0 +1,166 @@
+"""A consumer of threads with a fenced sink: what its handler returns is seen once, whatever happens to its owner."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from tests.runtime.support import HASTY, PATIENT, eventually
+
+import pxrs
+from pxrs.errors import BadSetting, HandlerFailed
+from pxrs.sinks import ParquetSink
+
+Place = tuple[int, int]
+
+
+def places_of(batch: pa.RecordBatch, context: pxrs.Context) -> pa.RecordBatch:
+    """A handler: the offsets that it was given, and whose epoch it worked under."""
+    epoch = pa.array([context.epoch] * batch.num_rows, pa.int64())
+    return pa.RecordBatch.from_arrays(
+        [batch.column("offset"), batch.column("value"), epoch], ["offset", "value", "epoch"]
+    )
+
+
+def shown(directory: Path) -> Counter[bytes]:
+    """What a reader that knows nothing of PXRS finds."""
+    found = ds.dataset(directory, format="parquet").to_table() if directory.exists() else pa.table({})
+    return Counter(found.column("value").to_pylist() if found.num_rows else ())
+
+
+class Shop:
+    """A queue in a directory, and consumers with sinks into one other directory."""
+
+    def __init__(self, directory: Path, settings: pxrs.Settings = PATIENT) -> None:
+        self.url = f"file:{directory}/orders"
+        self.out = directory / "out"
+        self.settings = settings
+        self.queue = pxrs.open(self.url, partitions=4, settings=settings)
+        self.sent: Counter[bytes] = Counter()
+        self._queues = [self.queue]
+
+    def send(self, count: int) -> None:
+        first = len(self.sent)
+        with self.queue.producer() as producer:
+            for number in range(first, first + count):
+                producer.send(None, b"%d" % number)
+                self.sent[b"%d" % number] += 1
+
+    def consumer(self, name: str, handler: Any = places_of, sink: Any = None) -> pxrs.Consumer:
+        queue = pxrs.open(self.url, settings=self.settings)
+        self._queues.append(queue)
+        sink = sink or ParquetSink(self.out)
+        return queue.consumer("g", handler, name, deliver="arrow", sink=sink).start()
+
+    def await_shown(self, expected: Counter[bytes] | None = None) -> None:
+        wanted = self.sent if expected is None else expected
+        eventually(lambda: shown(self.out) == wanted, "every message is shown once")
+
+    def __enter__(self) -> Shop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for queue in reversed(self._queues):
+            queue.close()
+
+
+def test_output_appears_with_the_checkpoints_and_once(tmp_path: Path) -> None:
+    with Shop(tmp_path) as shop:
+        shop.send(300)
+        consumer = shop.consumer("A")
+        shop.await_shown()
+        shop.send(50)
+        shop.await_shown()
+        consumer.stop()
+        assert shop.queue.group("g").describe().total_lag == 0
+
+
+def test_a_clean_move_flushes_first_and_nothing_is_doubled(tmp_path: Path) -> None:
+    with Shop(tmp_path, PATIENT.with_(commit_interval_ms=60_000, commit_every=1_000_000)) as shop:
+        shop.send(200)
+        first = shop.consumer("A")
+        eventually(lambda: first.tally.handled == 200, "A has handled all, and committed nothing by itself")
+        assert shown(shop.out) == Counter()
+        second = shop.consumer("B")
+        eventually(lambda: len(second.partitions) == 2, "B has taken its share")
+        first.stop()
+        second.stop()
+        shop.await_shown()
+
+
+def test_a_killed_owner_has_shown_only_what_it_committed(tmp_path: Path) -> None:
+    with Shop(tmp_path, HASTY.with_(commit_every=10)) as shop:
+        shop.send(400)
+        seen = threading.Event()
+
+        def until_some(batch: pa.RecordBatch, context: pxrs.Context) -> pa.RecordBatch:
+            if shown(shop.out):
+                seen.set()
+            return places_of(batch, context)
+
+        victim = shop.consumer("A", until_some)
+        shop.send(400)
+        assert seen.wait(30)
+        victim.kill()
+        shop.consumer("B")
+        shop.send(10)
+        shop.await_shown()
+
+
+def test_a_failing_message_goes_to_the_dead_letters_and_its_neighbours_to_the_sink(tmp_path: Path) -> None:
+    with Shop(tmp_path, PATIENT.with_(tries=2)) as shop:
+
+        def fussy(batch: pa.RecordBatch, context: pxrs.Context) -> pa.RecordBatch:
+            if b"42" in batch.column("value").to_pylist():
+                raise ValueError("not 42")
+            return places_of(batch, context)
+
+        shop.send(100)
+        shop.consumer("A", fussy)
+        shop.await_shown(shop.sent - Counter([b"42"]))
+        assert [letter.value for letter in shop.queue.group("g").dead_letters] == [b"42"]
+
+
+def test_a_handler_may_return_nothing_and_progress_is_stored_all_the_same(tmp_path: Path) -> None:
+    with Shop(tmp_path) as shop:
+        shop.send(100)
+        shop.consumer("A", lambda batch: None)
+        eventually(lambda: shop.queue.group("g").describe().total_lag == 0, "all is committed")
+        shop.consumer("B")
+        shop.send(20)
+        eventually(lambda: shop.queue.group("g").describe().total_lag == 0, "and goes on")
+
+
+def test_what_is_no_batch_ends_the_consumer_and_blames_no_message(tmp_path: Path) -> None:
+    with Shop(tmp_path) as shop:
+        shop.send(10)
+        consumer = shop.consumer("A", lambda batch: "text")
+        assert consumer.wait(30)
+        with pytest.raises(HandlerFailed, match="returned a str"):
+            consumer.check()
+        assert list(shop.queue.group("g").dead_letters) == []
+        assert shop.queue.group("g").describe().total_lag == 10
+
+
+def test_a_sink_that_cannot_write_ends_the_consumer_and_moves_nothing(tmp_path: Path) -> None:
+    class Full(ParquetSink):
+        def stage(self, batch: Any, output: Any) -> str:
+            raise OSError(28, "No space left on device")
+
+    with Shop(tmp_path) as shop:
+        shop.send(10)
+        consumer = shop.consumer("A", sink=Full(shop.out))
+        assert consumer.wait(30)
+        with pytest.raises(HandlerFailed, match="No space left"):
+            consumer.check()
+        assert shop.queue.group("g").describe().total_lag == 10
+
+
+def test_a_sink_needs_arrow_batches(tmp_path: Path) -> None:
+    with Shop(tmp_path) as shop, pytest.raises(BadSetting, match="deliver='arrow'"):
+        shop.queue.consumer("g", places_of, sink=ParquetSink(shop.out))
