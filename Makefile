@@ -20,7 +20,7 @@ install: .venv/.installed ## create .venv and install everything
 
 demo: ## the main job on embedded parts, from an empty clone to its end
 	@start=$$(date +%s); $(MAKE) -s install; echo "set-up took $$(( $$(date +%s) - start )) s"
-	@$(BIN)/pxrs demo --engine processes
+	@$(BIN)/pxrs demo --engine spark
 
 test: install ## all tests, as CI runs them
 	$(BIN)/python -m pytest -q -n 2 tests/rules --cov --cov-report=term

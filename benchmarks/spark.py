@@ -6,80 +6,37 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 import pxrs
 from benchmarks.harness import PeerFailed, Result, require_equal
-from benchmarks.parts.messages import PARTITIONS, amounts, fill, whole, write_json, write_parquet
+from benchmarks.parts.applications import spark_application
+from benchmarks.parts.handlers import COLUMNS, COUNTED, EACH_ROW, ONE_IN_16, Handler
+from benchmarks.parts.messages import PARTITIONS, fill, whole, write_json, write_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SUMMARY = "10 M messages of 100 bytes (--quick: 1 M): pipelines and batch reads on Spark, against Parquet and JSON sources"
-
-COLUMNS = ("key", "value", "offset")
-"""What the functions are given, here and there."""
-ROUNDS = 3
-
-
-# ---- the functions: RecordBatch in, RecordBatch out; the same ones for both sides -------------------------------------
-
-
-def enriched(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Every message as it is, with the amount that stands in it."""
-    return pa.RecordBatch.from_arrays([*batch.columns, amounts(batch)], [*COLUMNS, "amount"])
-
-
-def sixteenth(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One message in sixteen, by its amount; as large as it is, with the amount."""
-    full = enriched(batch)
-    return full.filter(pc.equal(pc.bit_wise_and(full.column("amount"), 15), 0))
-
-
-def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """How many messages each account has, of those in this batch."""
-    table = pa.table({"key": batch.column("key")}).group_by("key").aggregate([([], "count_all")])
-    return table.rename_columns(["key", "messages"]).to_batches()[0] if len(table) else _NOBODY
-
-
-_NOBODY = pa.RecordBatch.from_pylist([], schema=pa.schema([("key", pa.binary()), ("messages", pa.int64())]))
-_FULL = "key binary, value binary, offset long, amount long"
-
-
-@dataclass(frozen=True)
-class Handler:
-    """A function, what it returns, and a sum that tells whether two sides have computed the same."""
-
-    title: str
-    function: Callable[[pa.RecordBatch], pa.RecordBatch]
-    schema: str
-    total: str
-
-
-HANDLERS = (
-    Handler("handler, a row for each message", enriched, _FULL, "sum(amount), count(*), sum(offset)"),
-    Handler("handler, 1 row in 16", sixteenth, _FULL, "sum(amount), count(*), sum(offset)"),
-    Handler("handler, counts by account", counted, "key binary, messages long", "sum(messages), count(distinct key)"),
+SUMMARY = (
+    "10 M messages of 100 bytes (--quick: 1 M): pipelines and batch reads on Spark, against Parquet and JSON sources"
 )
 
-
-# ---- the race ---------------------------------------------------------------------------------------------------------
+HANDLERS = (EACH_ROW, ONE_IN_16, COUNTED)
+ROUNDS = 3
 
 
 def run(quick: bool) -> Result:
     messages = 1_000_000 if quick else 10_000_000
     result = Result("spark")
-    with tempfile.TemporaryDirectory(prefix="pxrs-benchmark-") as place, _spark() as spark:
+    with tempfile.TemporaryDirectory(prefix="pxrs-benchmark-") as place, spark_application(memory="2g") as spark:
         course = Course(spark, Path(place), messages)
         for handler in HANDLERS:
-            _race(result, handler.title, messages, lambda h=handler: course.ours(h), lambda h=handler: course.peer(h))
+            _race(result, handler.title, messages, partial(course.ours, handler), partial(course.peer, handler))
         _race(result, "batch source → aggregation", messages, course.our_aggregation, course.json_aggregation)
     result.figures["messages, M"] = messages / 1e6
     return result
@@ -120,11 +77,9 @@ class Course:
         """Both sides compute the same; by the way everything has run once, and nobody pays for a cold start."""
         for handler in HANDLERS:
             sides = (self._our_frame(handler), self._mapped(self._spark.read.schema(self._schema), handler))
-            ours, theirs = (side.selectExpr(*handler.total.split(", ")).collect() for side in sides)
+            ours, theirs = (side.selectExpr(*handler.totals).collect() for side in sides)
             require_equal(handler.title, ours, theirs)
         require_equal("aggregation", *(_by_account(df) for df in (self._our_messages(), self._json_messages())))
-        quiet = self._spark.range(1)
-        quiet.write.format("noop").mode("append").save()
 
     # ---- handlers ---------------------------------------------------------------------------------------------------
 
@@ -151,7 +106,10 @@ class Course:
         stream = self._mapped(self._spark.readStream.schema(self._schema), handler)
         checkpoint = str(self._place / f"checkpoint-{next(self._numbers)}")
         query = (
-            stream.writeStream.format("noop").trigger(availableNow=True).option("checkpointLocation", checkpoint).start()
+            stream.writeStream.format("noop")
+            .trigger(availableNow=True)
+            .option("checkpointLocation", checkpoint)
+            .start()
         )
         query.awaitTermination()
         done = sum(progress.numInputRows for progress in query.recentProgress)
@@ -188,17 +146,6 @@ def _by_account(messages: DataFrame) -> list[Any]:
     """For each account: how many messages, how many bytes, and the last of them."""
     from pyspark.sql import functions as F  # noqa: N812 - as every Spark program calls it
 
-    columns = (F.count("*"), F.sum(F.length("value")), F.max("timestamp"))
+    columns = (F.count("*"), F.sum(F.length("value")), F.max("offset"))
     rows = messages.groupBy("key").agg(*columns).collect()
-    return sorted((bytes(row[0]) if isinstance(row[0], bytearray) else row[0].encode(), *row[1:]) for row in rows)
-
-
-@contextmanager
-def _spark() -> Iterator[SparkSession]:
-    from pxrs.spark import session
-
-    spark = session("benchmark", master="local[2]", memory="2g")
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    return sorted((row[0] if isinstance(row[0], str) else row[0].decode(), *row[1:]) for row in rows)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import runpy
+import signal
+import subprocess
+import sys
 import textwrap
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,12 +19,14 @@ from typing import Any
 import pytest
 
 import pxrs
+from pxrs.spark import columns, options
 from pxrs.testing.conformance import promises, run_suite
 from pxrs.testing.planted import BUGS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+SPARK = ROOT / "docs" / "spark.md"
 NOT_RUN = "# not run"
 
 pytestmark = pytest.mark.timeout(60)
@@ -66,9 +73,72 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("path", [p for p in PAGES if blocks(p, "python")], ids=name_of)
+@pytest.mark.parametrize("path", [p for p in PAGES if p != SPARK and blocks(p, "python")], ids=name_of)
 def test_the_code_of_a_page_runs(path: Path) -> None:
     run_blocks(path)
+
+
+class Shell:
+    """One bash for all commands of a page: what runs in the background goes on from block to block."""
+
+    def __init__(self) -> None:
+        self._bash = subprocess.Popen(["bash", "-e"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, commands: str) -> None:
+        assert self._bash.stdin and self._bash.stdout
+        self._bash.stdin.write(f"{commands}\necho the block ends\n")
+        self._bash.stdin.flush()
+        for line in iter(self._bash.stdout.readline, "the block ends\n"):
+            assert line, f"bash has ended in:\n{commands}"
+            print(line, end="", flush=True)
+
+
+def run_page(path: Path, changes: dict[str, str]) -> None:
+    """Do all that a page says, top to bottom, as its reader would: run code, save files, type commands."""
+    names: dict[str, Any] = {"__name__": "page"}
+    shell = Shell()
+    found = [(*block, language) for language in ("python", "sh") for block in blocks(path, language)]
+    for line, code, language in sorted(found):
+        for old, new in changes.items():
+            code = code.replace(old, new)
+        file = re.match(r"# (\w+\.py)\n", code)
+        if NOT_RUN in code:
+            continue
+        if language == "sh":
+            shell.run(code)
+        elif file:
+            Path(file[1]).write_text(code, encoding="utf-8")
+        else:
+            exec(compile("\n" * line + code, str(path), "exec"), names)
+
+
+LEAN = {"B C D": "B C", "in C D": "in C", "== 4 and": "== 3 and"}
+"""Two more Spark applications instead of three, which the page admits."""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.xdist_group("spark-docs")
+@pytest.mark.timeout(300)
+def test_the_page_about_spark_does_what_it_says(tmp_path: Path) -> None:
+    assert all(text_of(SPARK).count(words) == 1 for words in LEAN), "what is changed stands once on the page"
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = os.environ | {"PATH": programs, "PXRS_LEASE_MS": "4000", "PYTHONPATH": f"{ROOT}{os.pathsep}."}
+    code = f"from tests import test_docs as t; t.run_page(t.SPARK, {LEAN!r})"
+    page = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        said = page.communicate(timeout=280)[0]
+    finally:
+        if page.returncode != 0:  # it may have left applications behind
+            with suppress(ProcessLookupError):
+                os.killpg(page.pid, signal.SIGKILL)
+    assert page.returncode == 0, said
+    [(sent, shown, different)] = re.findall(r"(\d+) orders were sent, (\d+) .* output, (\d+) different ones", said)
+    assert int(sent) == int(shown) == int(different) > 10_000
+    assert "1 passed" in said, "the test of the page's reader"
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -184,6 +254,12 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_every_setting_is_in_the_reference() -> None:
     named = set(re.findall(r"^\| `(\w+)`", text_of(ROOT / "docs" / "settings.md"), re.MULTILINE))
     assert named == set(pxrs.Settings().as_dict())
+
+
+def test_every_option_and_column_of_the_spark_source_is_in_its_table() -> None:
+    first, second = re.findall(r"^\| (?:option|column) \|.*\n((?:\|.*\n)+)", text_of(SPARK), re.MULTILINE)
+    assert re.findall(r"^\| `([\w.]+)`", first, re.MULTILINE) == list(options._KNOWN)
+    assert re.findall(r"^\| `(\w+)`", second, re.MULTILINE) == list(columns.TYPES)
 
 
 def test_the_tree_of_errors_is_complete() -> None:

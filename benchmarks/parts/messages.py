@@ -1,8 +1,7 @@
-"""Messages of 100 bytes for the benchmarks on Spark: in a queue, and the same ones as Parquet and JSON for the peers."""
+"""Messages of 100 bytes for the benchmarks on Spark: in a queue, and the same as Parquet and JSON for the peers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,9 +69,3 @@ def whole(spark: SparkSession, place: str) -> DataFrame:
 def amounts(batch: pa.RecordBatch) -> pa.Array:
     """The amount in each value, with nothing but Arrow's own functions."""
     return pc.binary_slice(batch.column("value"), AMOUNT_AT.start, AMOUNT_AT.stop).cast(pa.string()).cast(pa.int64())
-
-
-def each(function: object, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A function of one batch, in the form that ``mapInArrow`` wants."""
-    assert callable(function)
-    return (function(batch) for batch in batches)

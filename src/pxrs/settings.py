@@ -128,7 +128,8 @@ _KINDS: dict[str, Any] = {f.name: get_type_hints(Settings)[f.name] for f in fiel
 _MINIMUM = {
     "lease_ms": 50, "poll_ms": 1, "drain_ms": 1, "revoke_timeout_ms": 1, "progress_limit_ms": 1,
     "commit_every": 1, "commit_interval_ms": 1, "tries": 1, "prefetch_rows": 1, "deliver_rows": 1, "batch_rows": 1,
-    "batch_bytes": 1, "target_batch_ms": 1, "max_batch_rows": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1,
+    "batch_bytes": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1,
+    "target_batch_ms": 1, "max_batch_rows": 1,
 }  # fmt: skip
 
 

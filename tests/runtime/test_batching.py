@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,7 +77,8 @@ class Engine:
         self.group = queue.group("g")
         self.parts = Assembly(
             log=queue.log, group="g", owner=self.life.member.me, shares=self.shares, settings=self.settings,
-            clock=queue._clock, execute=execute, is_fatal=lambda error: isinstance(error, MemoryError), sink=sink,
+            clock=queue._clock, execute=execute, is_fatal=lambda error: isinstance(error, MemoryError),
+            probe=self._probe, sink=sink,
             submit=self.life.submit, start_at=lambda p: self.group.resolve({p: "earliest"})[p],
             dead_letters=self.group.dead_letters, stop=self.life.request_stop, fail=self.life.fail,
             report=self._hear, max_partitions=queue.store.max_atomic,
@@ -84,6 +86,9 @@ class Engine:
         )  # fmt: skip
         self.loop = BatchLoop(self.parts)
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
+
+    def _probe(self, batch: Batch) -> None:
+        self.parts.execute(replace(batch, ranges=()))
 
     def _hear(self, kind: str, facts: Any) -> None:
         self.events.append({"kind": kind, **facts})
@@ -411,6 +416,20 @@ def test_an_engine_that_is_gone_ends_the_member_and_blames_no_message() -> None:
         engine = yard.engine("A", broken)
         assert engine.life.wait(20)
         assert "cannot be executed" in str(engine.life.error)
+        assert list(engine.group.dead_letters) == []
+        assert yard.site.lag() == 40
+
+
+def test_what_fails_without_any_message_blames_none() -> None:
+    with Yard(settings=PATIENT.with_(tries=2)) as yard:
+
+        def broken(batch: Batch) -> None:
+            raise ModuleNotFoundError("No module named 'billing'")
+
+        yard.site.send(40)
+        engine = yard.engine("A", broken)
+        assert engine.life.wait(20)
+        assert "without any message too, ModuleNotFoundError: No module named 'billing'" in str(engine.life.error)
         assert list(engine.group.dead_letters) == []
         assert yard.site.lag() == 40
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spark.helpers import open_orders, run_fresh
 
 import pxrs
 from pxrs.testing.spark import spark
-from tests.spark.helpers import open_orders, run_fresh
 
 __all__ = ["spark"]
 
@@ -25,7 +25,7 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pxrs.Queue]:
 
 @pytest.fixture
 def url(orders: pxrs.Queue) -> str:
-    return f"file:{orders.log.directory}"  # type: ignore[attr-defined]  # a file log has one
+    return f"file:{orders.log.directory}"
 
 
 APPLICATION = """

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.spark.helpers import EACH, PARTITIONS, TIME_MS
 
 import pxrs
 from pxrs.errors import BadSetting, NotFound, OutOfRange, PxrsError, Refused
@@ -14,9 +15,12 @@ from pxrs.model import Range
 from pxrs.spark.columns import PLAIN, TYPES
 from pxrs.spark.offsets import check_queue, open_log, plan_request, ranges_of, split
 from pxrs.spark.options import check_selection, parse
-from tests.spark.helpers import EACH, PARTITIONS, TIME_MS
 
-ALL = {p: (0, EACH) for p in range(PARTITIONS)}
+ALL = dict.fromkeys(range(PARTITIONS), (0, EACH))
+
+
+def everywhere_the_same(start: int, end: int) -> dict[int, tuple[int, int]]:
+    return dict.fromkeys(range(PARTITIONS), (start, end))
 
 
 def per_partition(**values: int) -> str:
@@ -52,7 +56,7 @@ def test_offsets_for_each_partition(ask: Any) -> None:
 
 
 def test_names_are_read_in_any_case_as_spark_hands_them_over(ask: Any) -> None:
-    assert ask(startingoffsets=everywhere(20), ENDINGOFFSETS="LATEST") == {p: (20, 25) for p in range(PARTITIONS)}
+    assert ask(startingoffsets=everywhere(20), ENDINGOFFSETS="LATEST") == everywhere_the_same(20, 25)
 
 
 def test_assigned_partitions_only(ask: Any) -> None:
@@ -61,9 +65,9 @@ def test_assigned_partitions_only(ask: Any) -> None:
 
 
 def test_times(ask: Any) -> None:
-    assert ask(startingTimestamp=str(TIME_MS + 4_500), endingTimestamp=str(TIME_MS + 9_000)) == {
-        p: (5, 9) for p in range(PARTITIONS)
-    }
+    assert ask(startingTimestamp=str(TIME_MS + 4_500), endingTimestamp=str(TIME_MS + 9_000)) == dict.fromkeys(
+        range(PARTITIONS), (5, 9)
+    )
 
 
 def test_times_for_each_partition(ask: Any) -> None:
@@ -81,7 +85,7 @@ def test_a_time_goes_before_times_by_partition_and_these_before_offsets(ask: Any
 
 def test_a_time_after_the_last_message_is_an_error_or_the_end(ask: Any) -> None:
     late = str(TIME_MS + 99_000)
-    with pytest.raises(BadSetting, match="'startingTimestamp': partition 0.*startingOffsetsByTimestampStrategy"):
+    with pytest.raises(BadSetting, match=r"'startingTimestamp': partition 0.*startingOffsetsByTimestampStrategy"):
         ask(startingTimestamp=late)
     assert ask(startingTimestamp=late, startingOffsetsByTimestampStrategy="latest") == {}
 

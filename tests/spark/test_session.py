@@ -7,17 +7,18 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.helpers import run_fresh
 
 from pxrs.errors import BadSetting
 from pxrs.spark import java
 from pxrs.spark.session import _preset, _settings, session
-from tests.spark.helpers import run_fresh
 
 MakeJava = Callable[[str, str], Path]
 
@@ -97,7 +98,7 @@ def test_the_java_that_is_brought_along_loses_the_one_flag_it_does_not_know() ->
 
 def test_a_home_that_is_read_only_is_no_hindrance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
-    monkeypatch.setattr(java.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert Path(java.find_java()).is_relative_to(tmp_path)
 
 
@@ -105,7 +106,7 @@ def test_a_cache_that_others_can_write_to_is_not_trusted(monkeypatch: pytest.Mon
     shared = tmp_path / "cache" / "pxrs"
     shared.mkdir(parents=True)
     shared.chmod(0o777)
-    monkeypatch.setattr(java.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = Path(java.find_java())
     assert not found.is_relative_to(shared) and found.is_relative_to(tmp_path)
 
@@ -175,6 +176,16 @@ def test_importing_the_package_does_not_load_spark() -> None:
     script = "import json, sys, pxrs.spark; print(json.dumps(sorted(sys.modules)))"
     loaded = run_fresh(script)
     assert "pxrs.spark" in loaded and "pyspark" not in loaded and "pyarrow" not in loaded
+
+
+def test_the_functions_are_not_hidden_by_the_modules_they_live_in() -> None:
+    script = """
+import json
+import pxrs.spark.frame, pxrs.spark.session
+from pxrs.spark import frame, session
+print(json.dumps([callable(frame), callable(session), callable(pxrs.spark.frame)]))
+"""
+    assert run_fresh(script) == [True, True, True]
 
 
 def test_without_pyspark_the_error_says_what_to_install() -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from tests.spark.helpers import EACH, PARTITIONS, TIME_MS, messages, open_orders, run_fresh, value_at, values_of
 
 import pxrs
-from tests.spark.helpers import EACH, PARTITIONS, TIME_MS, open_orders, run_fresh, value_at, values_of
 
 pytestmark = pytest.mark.xdist_group("spark")
 
-EVERYTHING = {p: (0, EACH) for p in range(PARTITIONS)}
+EVERYTHING = dict.fromkeys(range(PARTITIONS), (0, EACH))
 
 
 def test_the_columns_are_those_of_kafkas_source(spark: SparkSession, url: str) -> None:
@@ -68,13 +68,14 @@ def test_aggregation_and_sql(spark: SparkSession, url: str) -> None:
     assert {bytes(row.key): row.n for row in rows} == per_key
 
 
-def test_what_was_appended_since_is_in_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
-    with open_orders(tmp_path) as queue, queue.producer() as producer:
+def test_a_frame_stays_as_it_was_planned_and_the_next_one_sees_more(spark: SparkSession, tmp_path: Path) -> None:
+    with open_orders(tmp_path) as queue:
         frame = spark.read.format("pxrs").load(f"file:{tmp_path}/orders")
-        before = frame.count()
-        producer.send("key", b"one more")
-        producer.flush()
-        assert (before, frame.count()) == (EACH * PARTITIONS, EACH * PARTITIONS + 1)
+        assert frame.count() == EACH * PARTITIONS
+        queue.log.append({0: messages(0, range(EACH, EACH + 1))})
+        assert frame.count() == EACH * PARTITIONS, "twice used in one query, it is the same messages"
+        again = spark.read.format("pxrs").load(f"file:{tmp_path}/orders")
+        assert again.count() == EACH * PARTITIONS + 1
 
 
 def test_reading_opens_the_log_only(spark: SparkSession, tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_schema_that_does_not_fit_is_refused(spark: SparkSession, url: str, sc
 PLAIN_SPARK = """
 import json, sys
 from pyspark.sql import SparkSession
-from pyspark import SparkConf
+
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 rows = spark.read.format("pxrs").load(sys.argv[1]).count()
 print(json.dumps({"rows": rows, "imported": [name for name in sys.modules if name.startswith("pxrs")]}))

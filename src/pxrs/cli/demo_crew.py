@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from pxrs.cli import demo_member
 from pxrs.cli.demo_proof import Handled
@@ -16,6 +16,8 @@ from pxrs.cli.demo_proof import Handled
 if TYPE_CHECKING:
     from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.queue import Queue
+    from pxrs.views.group import MemberLine
+    from pxrs.views.tables import Table
 
 MEMBERS = ("A", "B", "C")
 _STOP_SECONDS = 15
@@ -23,6 +25,12 @@ _STOP_SECONDS = 15
 
 class Crew(ABC):
     """Consumers A, B and C, and the files in which they write down what they handle."""
+
+    patience_seconds: ClassVar[float] = 40
+    look_seconds: ClassVar[float] = 0.02
+    checkpoints: ClassVar[str] = "commits follow the handlers at a small distance"
+    evidence: ClassVar[str] = "what the consumers wrote down"
+    verdict: ClassVar[str] = "every message was handled, in order per key"
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -53,6 +61,14 @@ class Crew(ABC):
         """What the consumers have to say about trouble."""
         return ""
 
+    def joined(self, members: Sequence[MemberLine]) -> bool:
+        """Told again and again who is there, while the story waits; whether all are."""
+        return set(MEMBERS) <= {member.member for member in members}
+
+    def evidence_table(self) -> Table | None:
+        """Who wrote what, where there is more to say than how much each has handled."""
+        return None
+
 
 def _read(path: str) -> list[Handled]:
     if not os.path.exists(path):
@@ -69,10 +85,15 @@ class Processes(Crew):
         self._places = (log, registry)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
+    def command(self, member: str) -> list[str]:
+        """How a consumer is started."""
+        return [sys.executable, "-m", demo_member.__name__, *self._places, member, self.path(member)]
+
     def start(self, member: str) -> None:
-        command = demo_member.arguments(*self._places, member, self.path(member))
         with open(self.path(member, "log"), "wb") as log:
-            self._running[member] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            self._running[member] = subprocess.Popen(
+                self.command(member), stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
 
     def kill(self, member: str) -> str:
         process = self._running.pop(member)
@@ -134,13 +155,3 @@ class Threads(Crew):
 
     def ended(self) -> list[str]:
         return [member for member, consumer in self._running.items() if consumer.wait(0)]
-
-
-@contextmanager
-def crew(engine: str, directory: str, queue: Queue, places: tuple[str, str]) -> Iterator[Crew]:
-    """The consumers of one story; none of them outlives it."""
-    found = Threads(directory, queue) if engine == "threads" else Processes(directory, *places)
-    try:
-        yield found
-    finally:
-        found.stop()

@@ -20,13 +20,11 @@ from pxrs.views.tables import Table, ranges
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
-    from pxrs.views.group import GroupView
+    from pxrs.views.group import GroupView, MemberLine
 
 FIRST, SECOND, ACCOUNTS = 100, 50, 20
 VICTIM = "A"
 _clock = SystemClock()
-_PATIENCE_SECONDS = 40
-_LOOK_SECONDS = 0.02
 
 
 class Story:
@@ -57,11 +55,10 @@ class Story:
         with curtain(self._queue, GROUP):
             for member in MEMBERS:
                 self._crew.start(member)
-            self._until("A, B and C have joined", lambda: set(MEMBERS) <= {m.member for m in self._group.members()})
+            self._until("A, B and C have joined", lambda: self._crew.joined(self._group.members()))
         self._until("every partition has an owner", lambda: self._is_shared_by(MEMBERS))
         print("The first plan was made with all three present; each partition has one owner:")
-        rows = [[m.member, m.pid, ranges(m.partitions), m.leader] for m in self._group.members()]
-        _print(Table(["CONSUMER", "PID", "PARTITIONS", "LEADS"], rows))
+        _print(_member_table(self._group.members()))
 
     def _send(self, count: int) -> None:
         scene = 2 if not self._sent else 5
@@ -82,7 +79,7 @@ class Story:
     def _show_progress(self) -> None:
         counts = Counter(call.member for call in self._crew.handled())
         _print(Table(["CONSUMER", "HANDLED"], [[member, counts[member]] for member in MEMBERS]))
-        print("\nCheckpoints as they are stored at this moment (commits follow the handlers at a small distance):")
+        print(f"\nCheckpoints as they are stored at this moment ({self._crew.checkpoints}):")
         _print(_partition_table(self._group.describe()))
 
     def _kill(self) -> GroupView:
@@ -121,15 +118,17 @@ class Story:
         print(f"\n{kept} partitions kept owner and epoch all the time: nobody touched them.")
 
     def _prove(self) -> Proof:
-        _scene(6, "the proof, from what the consumers wrote down")
-        proof = prove(self._sent, self._crew.handled(), self._tail)
+        _scene(6, f"the proof, from {self._crew.evidence}")
+        proof, table = prove(self._sent, self._crew.handled(), self._tail), self._crew.evidence_table()
+        if table is not None:
+            _print(table)
         print(f"handled:  {proof.handled} of {proof.sent} messages")
         print(f"order:    {'kept' if not any('order' in fault for fault in proof.faults) else 'broken'} for each of "
               f"{proof.keys} keys")  # fmt: skip
         print(f"repeated: {proof.repeated}, at most {sum(map(len, self._tail.values()))} were allowed")
         for fault in proof.faults:
             print(f"fault:    {fault}")
-        print("PROVED: every message was handled, in order per key." if proof.holds else "FAILED")
+        print(f"PROVED: {self._crew.verdict}." if proof.holds else "FAILED")
         return proof
 
     # ---- waiting --------------------------------------------------------------------------------------------------
@@ -141,14 +140,23 @@ class Story:
         return fair and owners <= set(members) and {m.member for m in view.members} == set(members)
 
     def _until(self, what: str, is_so: Callable[[], bool]) -> None:
-        deadline = _clock.monotonic() + _PATIENCE_SECONDS
+        patience = self._crew.patience_seconds
+        deadline = _clock.monotonic() + patience
         while not is_so():
             trouble = f"{' and '.join(self._crew.ended())} ended by itself" if self._crew.ended() else ""
             if not trouble and _clock.monotonic() > deadline:
-                trouble = f"waited {_PATIENCE_SECONDS} s in vain until {what}"
+                trouble = f"waited {patience:g} s in vain until {what}"
             if trouble:
                 raise Unavailable(f"{trouble}\n{self._crew.complaint()}".strip())
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(self._crew.look_seconds)
+
+
+def _member_table(members: list[MemberLine]) -> Table:
+    columns = {"CONSUMER": "member", "PID": "pid", "JVM": "jvm", "PARTITIONS": "partitions", "LEADS": "leader"}
+    if not any(member.is_spark for member in members):
+        columns.pop("JVM")
+    shown = [dict(member) | {"partitions": ranges(member.partitions)} for member in members]
+    return Table(list(columns), [[line[name] for name in columns.values()] for line in shown])
 
 
 def _partition_table(view: GroupView) -> Table:

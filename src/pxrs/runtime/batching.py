@@ -7,6 +7,7 @@ commits go through ``submit``, so the same loop serves a member of a group and a
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,8 @@ class Assembly:
     """From a batch to its output, which goes to the sink if there is one."""
     is_fatal: Callable[[Exception], bool]
     """Whether an error says that nothing can be executed any more, whatever the messages are."""
+    probe: Callable[[Batch], Any]
+    """The same as ``execute`` in the same way, with no messages: what fails then is not the fault of any."""
     sink: Sink | None
     submit: Submit
     start_at: Callable[[int], int]
@@ -186,6 +189,7 @@ class BatchLoop:
         if error is None:
             self.pace = self.pace.after(sum(part.rows for part in ranges), self._a.clock.monotonic() - began)
         else:
+            self._check_function(ranges, error)
             self._narrow(ranges, error)
         self._a.shares.finish()
 
@@ -226,9 +230,9 @@ class BatchLoop:
         except Exception as error:
             self._discard(batch)
             if isinstance(error, _CannotWrite | Closed | Refused) or self._a.is_fatal(error):
-                raise HandlerFailed(f"batch {batch.number} cannot be executed: {_first_line(error)}") from error
-            logger.warning("batch %d failed at try %d: %s", batch.number, batch.attempt, _first_line(error))
-            self._tell("failed", batch, began, began, error=_first_line(error))
+                raise HandlerFailed(f"batch {batch.number} cannot be executed: {gist(error)}") from error
+            logger.warning("batch %d failed at try %d: %s", batch.number, batch.attempt, gist(error))
+            self._tell("failed", batch, began, began, error=gist(error))
             return error
         executed = self._a.clock.monotonic()
         self._commit(batch, note, began, executed)
@@ -283,6 +287,14 @@ class BatchLoop:
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
+    def _check_function(self, ranges: tuple[Range, ...], error: Exception) -> None:
+        """Blame no message for what fails without any: a missing module would fill the dead letters with the queue."""
+        try:
+            self._a.probe(self._new_batch(ranges))
+        except Exception as other:
+            if gist(other) == gist(error):
+                raise HandlerFailed(f"it fails without any message too, {gist(error)}") from error
+
     def _narrow(self, ranges: Sequence[Range], error: Exception) -> None:
         """A batch keeps failing: its halves are batches of their own, until the message that does it stands alone."""
         if sum(part.rows for part in ranges) == 1:
@@ -309,16 +321,16 @@ class BatchLoop:
             return
         assert found is not None
         if a.settings.on_failure == "stop":
-            raise HandlerFailed(f"{where}: failed {tries} times, last with {_first_line(error)}") from error
+            raise HandlerFailed(f"{where}: failed {tries} times, last with {gist(error)}") from error
         if a.settings.on_failure == "skip":
             a.shares.count(skipped=1)
-            logger.error("skipped %s after %d tries: %s", where, tries, _first_line(error))
+            logger.error("skipped %s after %d tries: %s", where, tries, gist(error))
         else:
             message = delivery.message_at(found, part.start, part.partition)
             stack = "".join(traceback.format_exception(error))
             a.dead_letters.keep(message, error, stack, tries, Context(a.owner.id, part.epoch, tries))
             a.shares.count(dead_lettered=1)
-            logger.error("dead-lettered %s after %d tries: %s", where, tries, _first_line(error))
+            logger.error("dead-lettered %s after %d tries: %s", where, tries, gist(error))
         self._pass_over(part)
 
     def _pass_over(self, part: Range) -> None:
@@ -337,7 +349,11 @@ def _nothing(batch: Batch) -> str:
     return f'{{"batch": "{batch.name}"}}'
 
 
-def _first_line(error: Exception) -> str:
-    """What a person wants to read first: Spark's errors are pages long."""
+_PYTHON_ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Failed|Refused|Exit|Interrupt)\b.*", re.MULTILINE)
+
+
+def gist(error: Exception) -> str:
+    """What a person wants to read first: Spark's errors are pages long, and the user's own stands deep inside."""
     text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    inner = _PYTHON_ERROR.findall(text[text.find("Traceback") :]) if "Traceback" in text else []
+    return inner[0] if inner else f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

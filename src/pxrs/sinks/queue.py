@@ -162,11 +162,11 @@ def _tables(output: Any, data: str) -> Iterator[pa.Table]:
 
 def _read_parts(path: str) -> list[_Part]:
     """What was staged, mapped."""
-    with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
-        try:
+    try:
+        with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
             return [_part(rows, about) for rows, about in reader.iter_batches_with_custom_metadata()]
-        except (pa.ArrowInvalid, KeyError, ValueError) as error:
-            raise Damaged(f"{path}, which is committed and not shown yet, cannot be read: {error}") from error
+    except (pa.ArrowInvalid, KeyError, ValueError) as error:
+        raise Damaged(f"{path}, which is committed and not shown yet, cannot be read: {error}") from error
 
 
 def _part(rows: pa.RecordBatch, about: Mapping[bytes, bytes]) -> _Part:

@@ -148,7 +148,7 @@ class Staging:
 
     def clear_dead(self, queue: str, log: str, group: str, grant: Grant, keep: str) -> None:
         """Remove what earlier owners of this partition began and can never commit, and what belongs to nobody."""
-        whose = {"format": 1, "queue": queue, "log": log, "group": group}
+        whose = {"queue": queue, "log": log, "group": group}
         for name, plan in self._read_plans():
             epoch = plan["epochs"].get(str(grant.partition), grant.epoch)
             if name != keep and epoch < grant.epoch and whose.items() <= plan.items():
@@ -160,11 +160,15 @@ class Staging:
             path = os.path.join(self._plans, file)
             try:
                 with open(path, "rb") as opened:
-                    yield file.removesuffix(".json"), {"epochs": {}, **json.loads(opened.read())}
-            except FileNotFoundError:
-                continue  # finished meanwhile
-            except ValueError as error:  # what is not understood is not deleted
-                logger.warning("%s is no plan: %s", path, error)
+                    plan = json.loads(opened.read())
+            except FileNotFoundError:  # finished meanwhile
+                continue
+            except ValueError:
+                plan = None
+            if isinstance(plan, dict) and plan.get("format") == 1:
+                yield file.removesuffix(".json"), plan
+            else:  # what is not understood is not deleted
+                logger.warning("%s is no plan that this version of PXRS knows: it stays, with its data", path)
 
     def _sweep(self) -> None:
         """Remove data without a plan: of a task that wrote on after its driver's end, or half removed."""

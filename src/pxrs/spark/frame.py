@@ -16,7 +16,7 @@ from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log
 from pxrs.model import Range
 from pxrs.spark.columns import check_columns, schema_of
-from pxrs.spark.plan import Ranges, Slice, check_ranges, plan_of, to_json
+from pxrs.spark.plan import Plan, Ranges, Slice, check_ranges, plan_of, to_json
 from pxrs.spark.reading import MapArrow, Reading, Stored, batches_of, joined, results
 
 if TYPE_CHECKING:
@@ -49,7 +49,18 @@ def frame(
         table = _read_here(log, wanted, Reading(log.identity.name, names, to_arrow(output)), map_arrow)
         return spark.createDataFrame(table, schema=output)
     plan = plan_of(log, wanted, names, spark.sparkContext.defaultParallelism if tasks is None else tasks)
-    reader = spark.read.format("pxrs").schema(output).option("pxrs.plan", to_json(plan))
+    return _load(spark, plan, output, map_arrow)
+
+
+def nothing(
+    spark: SparkSession, log: Log, columns: tuple[str, ...], schema: StructType, map_arrow: MapArrow | None = None
+) -> DataFrame:
+    """No messages, read by a task all the same: what a frame needs besides messages must be there for this one too."""
+    return _load(spark, Plan(log.identity.name, columns, ((),)), schema, map_arrow)
+
+
+def _load(spark: SparkSession, plan: Plan, schema: StructType, map_arrow: MapArrow | None) -> DataFrame:
+    reader = spark.read.format("pxrs").schema(schema).option("pxrs.plan", to_json(plan))
     if map_arrow is not None:
         reader = reader.option("pxrs.map", _pickled(map_arrow))
     return reader.load()
@@ -98,8 +109,9 @@ def _pickled(map_arrow: MapArrow) -> str:
 def _read_here(log: Log, wanted: Iterable[Range], reading: Reading, map_arrow: MapArrow | None) -> pa.Table:
     slices = (Slice(*part) for part in wanted)
     batches = list(batches_of(reading, slices, _stored_in(log), map_arrow))
-    # Copied: Spark's way into the JVM stumbles over slices with columns that are all null.
-    return pa.Table.from_batches([joined(batches, reading.schema)] if batches else [], schema=reading.schema)
+    # Spark's way into the JVM stumbles over slices with columns that are all null, and over columns with no chunk.
+    whole = joined(batches, reading.schema) if batches else pa.RecordBatch.from_pylist([], schema=reading.schema)
+    return pa.Table.from_batches([whole])
 
 
 def _stored_in(log: Log) -> Stored:

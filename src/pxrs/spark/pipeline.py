@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 
 from pxrs.clock import SystemClock
-from pxrs.errors import BadSetting, PxrsError, Unavailable
+from pxrs.errors import BadSetting, Closed, HandlerFailed, PxrsError, Unavailable
 from pxrs.model import Owner
 from pxrs.runtime.backfill import GROUP, Backfill, Deferred
 from pxrs.runtime.batching import Assembly, BatchLoop
@@ -98,7 +98,8 @@ class Pipeline:
 
     def start(self) -> Pipeline:
         """Begin, without blocking."""
-        self._life.start()
+        if self._thread.ident is not None:
+            raise Closed("a pipeline starts once; make a new one")
         self._queue.users.add(self)
         self._thread.start()
         return self
@@ -205,6 +206,7 @@ class Pipeline:
             clock=self._clock,
             execute=self._runner.execute,
             is_fatal=self._runner.is_fatal,
+            probe=self._runner.probe,
             sink=sink,
             submit=life.submit,
             start_at=lambda partition: start_of(self._group, start, partition),
@@ -237,9 +239,21 @@ class Pipeline:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._loop.run()
+        if self._is_warm():
+            self._life.start()
+            self._loop.run()
         if isinstance(self._life, Backfill):
             self._finish_backfill(self._life)
+
+    def _is_warm(self) -> bool:
+        """Get Spark ready before the group hears of this member: nothing waits for it meanwhile."""
+        try:
+            self._runner.warm_up()
+        except Exception as error:
+            self._life.fail(HandlerFailed(f"Spark cannot run anything: {error}"))
+        if self._life.stopping:  # failed, or told to stop before it began: there is nothing to leave
+            self._life.stop(own_threads=[self._thread])
+        return not self._life.stopping
 
     def _finish_backfill(self, life: Backfill) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from pxrs.logs.base import Log
 from pxrs.model import Batch
 from pxrs.runtime.delivery import taking
 from pxrs.spark.columns import check_columns
-from pxrs.spark.frame import Schema, arrow_of, frame, output_schema
+from pxrs.spark.frame import Schema, arrow_of, frame, nothing, output_schema, to_arrow
 
 if TYPE_CHECKING:
     from pxrs.spark.reading import MapArrow
@@ -69,7 +70,7 @@ class Runner:
             return self._checked(self._process(df, batch))
         if self._has_sink:
             return df
-        df.write.format("noop").mode("append").save()
+        _compute(df)
         return None
 
     def _checked(self, output: Any) -> Any:
@@ -97,6 +98,22 @@ class Runner:
         text = f"{batch.group}: batch {batch.number}, {batch.rows} rows of {len(batch.ranges)} partitions"
         self._spark.sparkContext.setJobGroup(batch.name, text)
 
+    def warm_up(self) -> None:
+        """Let Spark load what the first batch needs, before anybody waits for it: that takes seconds."""
+        self._spark.createDataFrame(to_arrow(self._schema).empty_table(), schema=self._schema).collect()
+        if sum(self._log.bounds(p)[1] for p in range(self._log.identity.partitions)) > self._fast_rows:
+            _compute(nothing(self._spark, self._log, self._columns, self._schema))
+
+    def probe(self, batch: Batch) -> None:
+        """Run the user's functions, where this batch runs them, on no message at all."""
+        if self._is_small(batch):
+            df = self._spark.createDataFrame(to_arrow(self._schema).empty_table(), schema=self._schema)
+        else:
+            df = nothing(self._spark, self._log, self._columns, self._schema, self._map_arrow)
+        output = self._process(df, replace(batch, ranges=())) if self._process is not None else df
+        if isinstance(output, DataFrame):
+            _compute(output)
+
     def cancel(self) -> None:
         """Nobody waits for the running batch any more: end its jobs."""
         if self._running is not None:
@@ -110,6 +127,10 @@ class Runner:
             return bool(self._spark.sparkContext._jsc.sc().isStopped())
         except Exception:
             return True
+
+
+def _compute(df: DataFrame) -> None:
+    df.write.format("noop").mode("append").save()
 
 
 def about(spark: SparkSession) -> dict[str, str]:

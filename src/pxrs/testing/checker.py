@@ -8,7 +8,10 @@ history tells.
     Stored(partition, by, row)                   a partition row was written, by this life of a member
     Planned(by, group)                           the group row was written, by this life of a member
     Processed(partition, offset, by, epoch)      a handler finished a message
-    Rested(owners, shares, ends)                 the quiet end: who is alive, and the log's ends
+    Withdrawn(ranges, failed)                    a batch was given up: what it processed is never shown
+    Shown(partition, offset, epoch)              the output of a message, made under this epoch, became visible
+    Waived(partition, offset)                    a message has no output: it stands in the dead letters, or needs none
+    Rested(live, ends, moves, shows)             the quiet end: who is alive, and the log's ends
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pxrs.model import Cause, Group, Owner, Partition
+from pxrs.model import Cause, Group, Owner, Partition, Range
 
 
 class Sent(NamedTuple):
@@ -43,15 +46,35 @@ class Processed(NamedTuple):
     epoch: int
 
 
+class Withdrawn(NamedTuple):
+    """``failed``: the batch could not be executed or written, so there was no commit that could be refused."""
+
+    ranges: tuple[Range, ...]
+    failed: bool
+
+
+class Shown(NamedTuple):
+    partition: int
+    offset: int
+    epoch: int
+
+
+class Waived(NamedTuple):
+    partition: int
+    offset: int
+
+
 class Rested(NamedTuple):
-    """``live``: the lives that can work; ``ends``: partition → end of its log; ``moves``: claims since all is quiet."""
+    """``live``: the lives that can work; ``ends``: partition → end of its log; ``moves``: claims since all is quiet;
+    ``shows``: output was recorded, so all that is committed must be visible."""
 
     live: tuple[Owner, ...]
     ends: dict[int, int]
     moves: int
+    shows: bool = False
 
 
-Event = Sent | Stored | Planned | Processed | Rested
+Event = Sent | Stored | Planned | Processed | Withdrawn | Shown | Waived | Rested
 
 
 class Violation(NamedTuple):
@@ -59,6 +82,21 @@ class Violation(NamedTuple):
 
     promise: str
     evidence: str
+
+
+@dataclass(slots=True)
+class _Span:
+    """What lies between two seeks of a partition: each message that is committed in it is to be visible once.
+
+    Whoever seeks back wants to see messages again, and whoever seeks forward wants to see none of those between.
+    """
+
+    since: int
+    """The epoch of the seek that began it."""
+    start: int
+    stop: int
+    """Up to where it is committed."""
+    shown: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -74,6 +112,8 @@ class _Trace:
     next_offset: dict[int, int] = field(default_factory=dict)
     sought_at: int = 0
     """The epoch of the last seek: what owners of earlier epochs process does not count after it."""
+    spans: list[_Span] = field(default_factory=lambda: [_Span(-1, 0, 0)])
+    waived: set[int] = field(default_factory=set)
 
 
 def check(history: Iterable[Event]) -> list[Violation]:
@@ -99,6 +139,12 @@ class _Checker:
                     self._planned(event)
                 case Processed():
                     self._processed(event)
+                case Withdrawn():
+                    self._withdrawn(event)
+                case Shown():
+                    self._shown(event)
+                case Waived():
+                    self._trace(event.partition).waived.add(event.offset)
                 case Rested():
                     self._rested(event)
         return self._found
@@ -120,6 +166,9 @@ class _Checker:
         self._check_loss(trace, new)
         if new.epoch != old.epoch or new.owner != old.owner:
             self._note_change_of_hands(trace, old, event)
+        if new.cause is Cause.SEEK and new.epoch > old.epoch:
+            trace.spans.append(_Span(new.epoch, new.position, new.position))
+        trace.spans[-1].stop = new.position
         trace.row = new
 
     def _check_epoch(self, old: Partition, new: Partition) -> None:
@@ -217,9 +266,48 @@ class _Checker:
             if was_current and clean and epoch != event.epoch:
                 self._broken("bounded repeats", f"{where}: repeated although epoch {epoch} was handed over cleanly")
 
+    # ---- output ---------------------------------------------------------------------------------------------------
+
+    def _withdrawn(self, event: Withdrawn) -> None:
+        """What a refused batch has processed does not count: to process its messages again is no repeat."""
+        traces = [self._trace(part.partition) for part in event.ranges]
+        owned = all(trace.row.epoch == part.epoch for trace, part in zip(traces, event.ranges, strict=True))
+        if owned and not event.failed:
+            ranges = [tuple(part) for part in event.ranges]
+            self._broken("bounded repeats", f"a batch was given up although it had lost nothing: {ranges}")
+        for trace, part in zip(traces, event.ranges, strict=True):
+            trace.next_offset[part.epoch] = part.start
+            for offset in range(part.start, part.end):
+                done = trace.done.get(offset, [])
+                trace.done[offset] = [(epoch, current) for epoch, current in done if epoch != part.epoch]
+
+    def _shown(self, event: Shown) -> None:
+        trace = self._trace(event.partition)
+        where = f"partition {event.partition} message {event.offset} of epoch {event.epoch}"
+        span = next(span for span in reversed(trace.spans) if span.since < event.epoch)
+        if event.offset in span.shown:
+            self._broken("visible once", f"{where} is shown a second time")
+        if not span.start <= event.offset < span.stop:
+            self._broken("visible once", f"{where} is shown, but committed is [{span.start}, {span.stop})")
+        if span.shown and event.offset < max(span.shown):
+            self._broken("order", f"{where} is shown after message {max(span.shown)}")
+        span.shown.add(event.offset)
+
+    def _check_all_shown(self, partition: int) -> None:
+        trace = self._trace(partition)
+        for span in trace.spans:
+            missing = set(range(span.start, span.stop)) - span.shown - trace.waived
+            if missing:
+                since = f" since the seek of epoch {span.since}" if span.since >= 0 else ""
+                text = f"partition {partition} message {min(missing)} is committed{since}"
+                self._broken("visible once", f"{text}, but nobody ever sees its output")
+
     # ---- the quiet end --------------------------------------------------------------------------------------------
 
     def _rested(self, event: Rested) -> None:
+        if event.shows:
+            for partition in event.ends:
+                self._check_all_shown(partition)
         shares = dict.fromkeys(event.live, 0)
         for partition, end in sorted(event.ends.items()):
             row = self._trace(partition).row

@@ -13,22 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import greenlet
 
-from pxrs.errors import PxrsError, Unavailable
+from pxrs.errors import PxrsError
 from pxrs.model import Grant, MemberRow, Owner
 from pxrs.rules import rows
 from pxrs.runtime.member import Member
 from pxrs.runtime.registry import Registry
+from pxrs.runtime.work import Work
 from pxrs.settings import Settings
-from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap, unknown
+from pxrs.stores.base import Outcome, Row, Store, Swap
 from pxrs.stores.memory import MemoryStore
 from pxrs.testing.checker import Planned, Processed, Sent, Stored
+from pxrs.testing.wire import Wire
 from pxrs.testing.world import CALM, Faults, SkewedClock, World
 
-T = TypeVar("T")
 QUEUE, GROUP = "simulated", "group"
 LEASES_MS = (2_000, 3_000, 4_500)
 """Members may have different leases; each is judged by its own."""
@@ -43,68 +45,6 @@ SETTINGS = Settings(
     commit_every=4,
     commit_interval_ms=1_500,
 )
-
-
-class Wire(Store):
-    """The store as one simulated process reaches it: every call takes time, and may go wrong on the way."""
-
-    guarantees = frozenset({Guarantee.LINEARIZABLE, Guarantee.ATOMIC_ROWS})
-
-    def __init__(self, cluster: Cluster, process: Process) -> None:
-        self._cluster = cluster
-        self._process = process
-
-    def read(self, keys: Sequence[str]) -> list[Row | None]:
-        return self._ask(lambda: self._cluster.store.read(keys))
-
-    def scan(self, prefix: str) -> list[Row]:
-        return self._ask(lambda: self._cluster.store.scan(prefix))
-
-    def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
-        answer = self._tell(lambda: self._cluster.apply(self._process.owner, swaps))
-        return answer or [unknown("simulated loss")] * len(swaps)
-
-    def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
-        answer = self._tell(lambda: self._cluster.apply_all(self._process.owner, swaps))
-        return answer or unknown("simulated loss")
-
-    def wait(self, prefix: str, after: int, timeout: float) -> int:
-        raise NotImplementedError("the simulation wakes its members itself")
-
-    def close(self) -> None:
-        pass
-
-    def _ask(self, read: Callable[[], T]) -> T:
-        self._travel()
-        if self._cluster.strikes("unavailable"):
-            self._travel(slow=True)
-            raise Unavailable("simulated outage")
-        answer = read()
-        self._travel()
-        return answer
-
-    def _tell(self, write: Callable[[], T]) -> T | None:
-        """A write arrives by itself: it lands although its sender may be dead, paused or tired of waiting by then."""
-        cluster = self._cluster
-        box: list[T] = []
-        journey = cluster.journey()
-        if cluster.strikes("lost_write"):
-            self._travel(slow=True)
-            return None
-        late = cluster.strikes("late_write")
-        landing = cluster.world.now + journey + (cluster.world.random.uniform(0, 6) if late else 0)
-        cluster.world.at(landing, lambda: box.append(write()))
-        if late or cluster.strikes("lost_reply"):
-            self._travel(slow=True)
-            return None
-        self._process.sleep(journey)
-        self._travel()
-        while not box:
-            self._travel()
-        return box[0]
-
-    def _travel(self, slow: bool = False) -> None:
-        self._process.sleep(1.0 if slow else self._cluster.journey())
 
 
 @dataclass(slots=True)
@@ -178,6 +118,37 @@ class SimulatedWork:
             self._process.wake()
 
 
+class Nap:
+    """The sleep of one thread of a simulated process: over when its time is, or when somebody ends it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._count = 0
+        self._sleeper: Any = None
+
+    def take(self, seconds: float | None) -> None:
+        """Sleep; None: until it is ended."""
+        world = self._process.cluster.world
+        self._count += 1
+        self._sleeper = greenlet.getcurrent()
+        if seconds is not None:
+            world.at(world.now + seconds, partial(self._over, self._count))
+        self._process.cluster.hub.switch()
+
+    def end(self) -> None:
+        if self._sleeper is not None:
+            world = self._process.cluster.world
+            world.at(world.now, partial(self._over, self._count))
+
+    def _over(self, count: int) -> None:
+        def go_on() -> None:
+            if self._sleeper is not None and count == self._count:
+                sleeper, self._sleeper = self._sleeper, None
+                sleeper.switch()
+
+        self._process.when_awake(go_on)
+
+
 class Process:
     """One simulated life of a member: its loop, its memory, its clock."""
 
@@ -188,22 +159,23 @@ class Process:
         self.owner = Owner(name, inc)
         registry = Registry(Wire(cluster, self), QUEUE, GROUP, self.clock, ringer=name)
         grace = cluster.world.random.choice((0, 0, 5_000))
-        settings = SETTINGS.with_(lease_ms=cluster.world.random.choice(LEASES_MS))
+        settings = cluster.settings.with_(lease_ms=cluster.world.random.choice(LEASES_MS))
         row = MemberRow(name, inc, lease_ms=settings.lease_ms, grace_ms=grace)
-        self.member = Member(
-            registry, SimulatedWork(cluster, self), row, settings, self.clock, self._nonce, cluster.report
-        )
+        work = self._new_work(settings)
+        self.member = Member(registry, work, row, settings, self.clock, self._nonce, cluster.report)
         self.excused = False
         """Whether somebody gave this process a reason to end with an error: a twin, or an eviction."""
         self._registry = registry
         self.alive = True
         self._asleep_until = 0.0
-        self._sleeping = False
-        self._naps = 0
+        self._nap = Nap(self)
         self._spins = 0
         self.spun = False
         self._loop = greenlet.greenlet(self._run, parent=cluster.hub)
         cluster.world.at(cluster.world.now, self._loop.switch)
+
+    def _new_work(self, settings: Settings) -> Work:  # noqa: ARG002 - other kinds of work have settings
+        return SimulatedWork(self.cluster, self)
 
     def _nonce(self) -> str:
         return f"{self.cluster.world.random.getrandbits(64):016x}"
@@ -216,7 +188,14 @@ class Process:
             began = self.cluster.world.now
             wake = self.member.round()
             self._check_spinning(idle=wake <= began == self.cluster.world.now)
-            self._nap(max(0.001, wake - self.cluster.world.now))
+            self._rest(max(0.001, wake - self.cluster.world.now))
+        self._exit()
+
+    def _rest(self, seconds: float) -> None:
+        self._nap.take(seconds)
+
+    def _exit(self) -> None:
+        """The member has ended, and the process with it."""
         self.alive = False
 
     def _check_spinning(self, idle: bool) -> None:
@@ -237,25 +216,9 @@ class Process:
         self.cluster.world.at(self.cluster.world.now + seconds, lambda: self.when_awake(me.switch))
         self.cluster.hub.switch()
 
-    def _nap(self, seconds: float) -> None:
-        self._naps += 1
-        nap = self._naps
-        self._sleeping = True
-        self.cluster.world.at(self.cluster.world.now + seconds, lambda: self._rouse(nap))
-        self.cluster.hub.switch()
-
-    def _rouse(self, nap: int) -> None:
-        def go_on() -> None:
-            if self._sleeping and nap == self._naps and self.alive:
-                self._sleeping = False
-                self._loop.switch()
-
-        self.when_awake(go_on)
-
     def wake(self) -> None:
         """Somebody rang, or a handler finished."""
-        if self._sleeping:
-            self.cluster.world.at(self.cluster.world.now, lambda nap=self._naps: self._rouse(nap))  # type: ignore[misc]
+        self._nap.end()
 
     def when_awake(self, action: Callable[[], None]) -> None:
         """Do it now, or when this process is continued, or never if it is dead."""
@@ -317,6 +280,7 @@ class Cluster:
     world: World
     partitions: int
     store: MemoryStore = field(default_factory=MemoryStore)
+    settings: Settings = SETTINGS
     faults: Faults = CALM
     processes: list[Process] = field(default_factory=list)
     struck: int = 0
@@ -343,9 +307,12 @@ class Cluster:
         return self.world.random.uniform(0.0005, 0.01)
 
     def start(self, name: str) -> Process:
-        process = Process(self, name)
+        process = self._new_process(name)
         self.processes.append(process)
         return process
+
+    def _new_process(self, name: str) -> Process:
+        return Process(self, name)
 
     def continue_all(self) -> None:
         for process in self.living():

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from pxrs.errors import PxrsError
 from pxrs.model import EVICTED, Cause
@@ -40,6 +41,8 @@ class Outcome:
     partitions: int
     messages: int
     moves: int
+    batches: int | None = None
+    """How many batches were committed; None: the members do not work in batches."""
 
     def too_small(self) -> list[str]:
         return [
@@ -50,13 +53,18 @@ class Outcome:
 class Story:
     """One history."""
 
+    quiet_seconds = QUIET_SECONDS
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.world = World(seed)
         self._chance = self.world.random
-        self.cluster = Cluster(self.world, partitions=self._chance.randint(8, 10))
+        self.cluster = self._new_cluster()
         self._names = ["A", "B", "C", "D"][: self._chance.randint(3, 4)]
         self._injected = 0
+
+    def _new_cluster(self) -> Cluster:
+        return Cluster(self.world, partitions=self._chance.randint(8, 10))
 
     def run(self) -> Outcome:
         """Run it to its end and let the checker speak."""
@@ -73,7 +81,11 @@ class Story:
             partitions=self.cluster.partitions,
             messages=sum(self.cluster.ends),
             moves=sum(isinstance(e, Stored) and e.row.cause is Cause.CLAIM for e in history),
+            batches=self._batches(),
         )
+
+    def _batches(self) -> int | None:
+        return None
 
     def _misbehaved(self) -> list[Violation]:
         """Processes that ended with an error for which nobody gave them a reason, or kept a core busy with nothing."""
@@ -96,7 +108,15 @@ class Story:
     # ---- the campaign ---------------------------------------------------------------------------------------------
 
     def _campaign(self) -> None:
-        self.cluster.faults = Faults(
+        self.cluster.faults = self._faults()
+        end = self.world.now + CAMPAIGN_SECONDS
+        while self.world.now < end:
+            self.world.run_until(self.world.now + self._chance.uniform(0.2, 1.5))
+            self._strike()
+            self.cluster.send(self._chance.randint(0, 4))
+
+    def _faults(self) -> Faults:
+        return Faults(
             unavailable=self._chance.choice((0, 0.01, 0.03)),
             lost_reply=self._chance.choice((0, 0.01, 0.05)),
             late_write=self._chance.choice((0, 0.01, 0.04)),
@@ -104,11 +124,6 @@ class Story:
             slow=self._chance.choice((0, 0.02, 0.06)),
             dropped_wake=self._chance.choice((0, 0.3, 1.0)),
         )
-        end = self.world.now + CAMPAIGN_SECONDS
-        while self.world.now < end:
-            self.world.run_until(self.world.now + self._chance.uniform(0.2, 1.5))
-            self._strike()
-            self.cluster.send(self._chance.randint(0, 4))
 
     def _strike(self) -> None:
         actions: Sequence[tuple[int, Callable[[], bool]]] = (
@@ -194,44 +209,49 @@ class Story:
         for name in self._names:
             if name not in {p.owner.id for p in self.cluster.living()}:
                 self._start(name)
-        self.world.run_until(self.world.now + QUIET_SECONDS)
+        self.world.run_until(self.world.now + self.quiet_seconds)
         seen = len(self.world.history)
         self.world.run_until(self.world.now + REST_SECONDS)
         moves = sum(isinstance(e, Stored) and e.row.cause is Cause.CLAIM for e in self.world.history[seen:])
         live = tuple(p.owner for p in self.cluster.living())
-        self.world.history.append(Rested(live, dict(enumerate(self.cluster.ends)), moves))
+        self.world.history.append(Rested(live, dict(enumerate(self.cluster.ends)), moves, self._shows()))
+
+    def _shows(self) -> bool:
+        """Whether the members have an output that is recorded."""
+        return False
 
 
-def run_one(seed: int) -> Outcome:
-    return Story(seed).run()
+def run_one(seed: int, kind: type[Story] = Story) -> Outcome:
+    return kind(seed).run()
 
 
-def run_many(seeds: Iterable[int], workers: int = 2) -> list[Outcome]:
+def run_many(seeds: Iterable[int], workers: int = 2, kind: type[Story] = Story) -> list[Outcome]:
     """Run these histories on several cores."""
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(run_one, seeds, chunksize=20))
+        return list(pool.map(partial(run_one, kind=kind), seeds, chunksize=20))
 
 
 def totals(outcomes: Sequence[Outcome]) -> str:
     def total(what: str) -> int:
-        return sum(getattr(o, what) for o in outcomes)
+        return sum(getattr(o, what) or 0 for o in outcomes)
 
-    words = ", ".join(f"{total(what):,} {what}" for what in ("steps", "faults", "messages", "moves"))
+    counted = ["steps", "faults", "messages", "moves"] + ["batches"] * any(o.batches is not None for o in outcomes)
+    words = ", ".join(f"{total(what):,} {what}" for what in counted)
     broken = sum(bool(o.violations) for o in outcomes)
     return f"{len(outcomes):,} histories: {words}; {broken} with a broken promise"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, name: str = "stories", kind: type[Story] = Story) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pxrs.testing.stories", description=__doc__.splitlines()[0] if __doc__ else None
+        prog=f"python -m pxrs.testing.{name}", description=__doc__.splitlines()[0] if __doc__ else None
     )
     parser.add_argument("--seed", type=int, help="replay this one history and print everything that happened")
     parser.add_argument("--count", type=int, default=200, help="how many histories")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     chosen = parser.parse_args(arguments)
     if chosen.seed is not None:
-        return replay(chosen.seed)
-    outcomes = run_many(range(chosen.first, chosen.first + chosen.count))
+        return replay(chosen.seed, kind)
+    outcomes = run_many(range(chosen.first, chosen.first + chosen.count), kind=kind)
     for outcome in outcomes:
         for violation in outcome.violations[:1]:
             print(f"seed {outcome.seed}: {violation.promise}: {violation.evidence}")
@@ -239,12 +259,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(o.violations or o.too_small() for o in outcomes))
 
 
-def replay(seed: int) -> int:
+def replay(seed: int, kind: type[Story] = Story) -> int:
     """Run one history and print everything that happened in it."""
-    story = Story(seed)
+    story = kind(seed)
     outcome = story.run()
-    for time, kind, facts in story.cluster.events:
-        print(f"{time - 1000:9.4f} {kind:10} {dict(facts)}")
+    for time, what, facts in story.cluster.events:
+        print(f"{time - 1000:9.4f} {what:10} {dict(facts)}")
     for violation in outcome.violations:
         print(f"BROKEN {violation.promise}: {violation.evidence}")
     print(totals([outcome]))

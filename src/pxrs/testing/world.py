@@ -50,7 +50,7 @@ class SkewedClock:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often the store misbehaves, as chances per call."""
+    """How often the store misbehaves, and what else a batch depends on, as chances per call."""
 
     unavailable: float = 0.0
     lost_reply: float = 0.0
@@ -58,6 +58,14 @@ class Faults:
     lost_write: float = 0.0
     slow: float = 0.0
     dropped_wake: float = 0.0
+    failing: float = 0.0
+    """The execution of a batch fails, and may succeed the next time."""
+    hanging: float = 0.0
+    """It takes longer than anybody waits."""
+    log_down: float = 0.0
+    sink_down: float = 0.0
+    torn: float = 0.0
+    """The process dies in the middle of what it does to its sink."""
 
 
 CALM = Faults()

@@ -1,0 +1,90 @@
+"""Histories of members that work in batches, most of them with one fenced output for all their partitions.
+
+python -m pxrs.testing.batch_stories --count 500     run many, print the totals
+python -m pxrs.testing.batch_stories --seed 4711     replay one, with everything that happened
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from pxrs.testing.batches import BATCH_SETTINGS, BatchCluster, BatchProcess
+from pxrs.testing.checker import Violation
+from pxrs.testing.simulation import Cluster
+from pxrs.testing.stories import LEASE, Outcome, Story, main
+from pxrs.testing.world import Faults
+
+LEAST_BATCHES = 10
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """Refused and failing batches are what these stories are about: no lines in the log for each."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+class BatchStory(Story):
+    """One history. In one of four nobody has a sink: then each partition of a batch is committed alone."""
+
+    quiet_seconds = 10 * LEASE
+    """Long enough for a batch that hangs, and to narrow down to the messages that always fail."""
+    cluster: BatchCluster
+
+    def _new_cluster(self) -> Cluster:
+        chance = self.world.random
+        return BatchCluster(
+            self.world,
+            partitions=chance.randint(8, 10),
+            settings=BATCH_SETTINGS.with_(max_batch_rows=chance.choice((3, 6, 12))),
+            together=chance.random() < 0.75,
+            max_partitions=chance.choice((2, 128, 128)),
+            poison=chance.choice((0, 0, 9)),
+        )
+
+    def run(self) -> Outcome:
+        with _silent("pxrs.pipeline"):
+            outcome = super().run()
+            for process in self._processes():
+                process.end()
+        return outcome
+
+    def _processes(self) -> list[BatchProcess]:
+        return [process for process in self.cluster.processes if isinstance(process, BatchProcess)]
+
+    def _faults(self) -> Faults:
+        chance = self.world.random
+        return replace(
+            super()._faults(),
+            failing=chance.choice((0, 0.05, 0.3)),
+            hanging=chance.choice((0, 0, 0.05)),
+            log_down=chance.choice((0, 0, 0.01)),
+            sink_down=chance.choice((0, 0, 0.01)),
+            torn=chance.choice((0, 0.005, 0.02)),
+        )
+
+    def _shows(self) -> bool:
+        return self.cluster.together
+
+    def _batches(self) -> int:
+        return sum(kind == "batch" and facts["outcome"] == "committed" for _, kind, facts in self.cluster.events)
+
+    def _misbehaved(self) -> list[Violation]:
+        """Also loops that ended although their sink was there."""
+        ended = [p for p in self._processes() if p.failure is not None and not p.sink.failed]
+        return [
+            *super()._misbehaved(),
+            *(Violation("convergence", f"{p.owner.id} failed: {p.failure!r}") for p in ended),
+        ]
+
+
+if __name__ == "__main__":
+    sys.exit(main(name="batch_stories", kind=BatchStory))
