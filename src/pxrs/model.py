@@ -136,7 +136,7 @@ class Tenure(NamedTuple):
 class Partition:
     """The registry's row for one partition. ``checkpoint`` is None until the first commit.
 
-    ``note`` is written together with the checkpoint and kept until the next commit, also over a change of owner: an
+    ``note`` is written together with the checkpoint and kept until the next note, also over a change of owner: an
     output that is published by the commit leaves there what its next owner needs to finish or clear away.
     """
 

@@ -40,16 +40,22 @@ class Message(NamedTuple):
     value: bytes
 
 
-def read_rows(directory: Path) -> list[Row]:
-    """All rows that a reader without PXRS sees."""
-    if not directory.exists():
-        return []
+def read_rows(directory: Path, where: ds.Expression | None = None) -> list[Row]:
+    """All rows that a reader without PXRS sees, or those that fit."""
     rows: list[Row] = []
-    for fragment in ds.dataset(directory, format="parquet").get_fragments():
+    for fragment in _fragments(directory):
         file = Path(fragment.path).name
-        found = fragment.to_table().to_pylist()
+        found = fragment.to_table(filter=where).to_pylist()
         rows += [Row(file=file, number=number, **row) for number, row in enumerate(found)]
     return sorted(rows)
+
+
+def count_rows(directory: Path) -> int:
+    return sum(fragment.count_rows() for fragment in _fragments(directory))
+
+
+def _fragments(directory: Path) -> Iterator[ds.ParquetFileFragment]:
+    return ds.dataset(directory, format="parquet").get_fragments() if directory.exists() else iter(())
 
 
 def check_output(rows: list[Row], sent: Mapping[Place, Message]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -11,23 +10,25 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 
+from pxrs.cli import main
 from pxrs.cli.demo_proof import Handled, Sent, prove
 
 COMMAND = [sys.executable, "-m", "pxrs.cli", "demo"]
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=180)
+    return subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=280)
 
 
 def is_running(pid: int) -> bool:
+    """Whether a process is there. One that has ended and that nobody has waited for has no command line."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
         return False
-    return True
 
 
 def wait_until_ended(pids: list[int]) -> None:
@@ -54,6 +55,34 @@ def test_the_demo_kills_a_consumer_and_proves_that_nothing_was_lost(engine: str,
         assert not any(map(is_running, pids))
     lines = [json.loads(x) for m in "ABC" for x in (tmp_path / "kept" / f"consumer-{m}.jsonl").read_text().splitlines()]
     assert {line["number"] for line in lines} == set(range(150)) and {line["pid"] for line in lines} <= pids
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_the_demo_on_spark_shows_every_message_exactly_once(tmp_path: Path) -> None:
+    shown = run_demo("--engine", "spark", "--keep", str(tmp_path / "kept"))
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "handled:  150 of 150 messages" in shown.stdout and "repeated: 0, at most 0 were allowed" in shown.stdout
+    assert "PROVED: every message is in the output exactly once, in order per key." in shown.stdout
+    assert re.search(r"^story: \d+\.\d s", shown.stdout, re.MULTILINE)
+    owners = re.findall(r"^([ABC]) +(\d+) +(\d+) +(\S+) +(?:yes|no)$", shown.stdout, re.MULTILINE)
+    assert [(name, share) for name, _, _, share in owners] == [("A", "0-2"), ("B", "3-5"), ("C", "6-7")]
+    drivers, jvms = {int(line[1]) for line in owners}, {int(line[2]) for line in owners}
+    assert len(drivers | jvms) == 6
+    assert f"kill -9 {owners[0][1]} (the driver of A)" in shown.stdout
+    wait_until_ended([*drivers, *jvms])
+    output = ds.dataset(tmp_path / "kept" / "output", format="parquet").to_table()
+    assert sorted(output["number"].to_pylist()) == list(range(150))
+    assert set(output["member"].to_pylist()) == {"A", "B", "C"} and set(output["pid"].to_pylist()) == drivers
+
+
+def test_without_pyspark_the_demo_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    assert main(["demo", "--engine", "spark"]) == 1
+    assert "pip install 'pxrs[spark]'" in capsys.readouterr().err
 
 
 @pytest.mark.processes

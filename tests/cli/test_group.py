@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import pxrs as library
+from pxrs.model import MemberRow
 
 from .helpers import QUEUE, Pxrs, make_group, make_queue
 
@@ -116,6 +117,44 @@ def test_members_owners_and_hosts_are_shown(ready: Pxrs) -> None:
         assert {(p["consumer_id"], p["host"]) for p in described["partitions"]} == {("A", rows[1][2])}
         refused = ready("group", "delete", QUEUE, "billing")
         assert refused.code == 1 and "has members: A" in refused.err
+
+
+SPARK = {"engine": "spark", "app": "local-17", "ui": "http://127.0.0.1:4040", "jvm": "4711"}
+
+
+def enter(name: str, partitions: list[int], **info: str) -> None:
+    """A member's rows as its process would leave them: it is in the group, and owns these partitions."""
+    row = MemberRow(name, f"life-of-{name}", lease_ms=60_000, info=tuple({"host": "h", "pid": "1", **info}.items()))
+    with library.open(QUEUE, create=False) as queue:
+        registry = queue.group("billing").registry
+        registry.register(row)
+        claimed = registry.claim(partitions, row.owner)
+    assert [one for one in claimed.values() if isinstance(one, library.errors.PxrsError)] == []
+
+
+def test_spark_members_are_shown_with_application_and_web_page(ready: Pxrs) -> None:
+    enter("A", [0, 1], **SPARK)
+    enter("B", [2], engine="threads")
+    lines = [line.split() for line in ready("group", "members", QUEUE, "billing").out.splitlines()]
+    assert lines[0][-3:] == ["APP", "UI", "JVM"]
+    assert lines[1][1] == "A" and lines[1][-3:] == ["local-17", "http://127.0.0.1:4040", "4711"]
+    assert lines[2][1] == "B" and lines[2][-3:] == ["-", "-", "-"]
+    rows = [line.split() for line in ready("group", "describe", QUEUE, "billing").out.splitlines()[-5:]]
+    assert rows[0] == [*COLUMNS, "ENGINE", "APP", "UI", "JVM"]
+    assert [row[-4:] for row in rows[1:]] == [
+        *[["spark", "local-17", "http://127.0.0.1:4040", "4711"]] * 2, ["threads", "-", "-", "-"], ["-"] * 4
+    ]  # fmt: skip
+
+
+def test_columns_of_spark_stand_in_tables_only_where_there_is_spark(ready: Pxrs) -> None:
+    enter("B", [2], engine="threads", ui="")
+    for verb in ("members", "describe"):
+        assert "JVM" not in ready("group", verb, QUEUE, "billing").out
+    [member] = json.loads(ready("group", "members", QUEUE, "billing", "-o", "json").out)
+    assert (member["app"], member["ui"], member["jvm"]) == ("-", "-", "-")
+    partitions = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)["partitions"]
+    assert [p["engine"] for p in partitions] == [None, None, "threads", None]
+    assert {p["app"] for p in partitions} == {None, "-"}
 
 
 def test_seek_is_a_dry_run_without_execute(ready: Pxrs) -> None:

@@ -186,6 +186,7 @@ queue = "file:./orders"
 group = "billing"
 sink = {"parquet": "./out"}
 columns = ["partition", "offset", "value"]
+schema = "partition int, offset long, value binary"
 settings = {"fast_rows": 0}                # all through Spark's tasks
 spark = %r
 PREFIX = b"order "
@@ -196,6 +197,13 @@ def map_arrow(batch):
 """
 
 
+def run_file(directory: Path, *words: str) -> Result:
+    """``pxrs run`` in a process of its own, with time for a JVM to start on a busy machine."""
+    command = [sys.executable, "-m", "pxrs.cli", "run", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=directory, timeout=280)
+    return Result(ended.returncode, ended.stdout, ended.stderr)
+
+
 def rows_of(directory: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = ds.dataset(directory, format="parquet").to_table().to_pylist()
     return rows
@@ -204,14 +212,12 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.xdist_group("spark")
-def test_functions_of_a_python_file_reach_the_executors(
-    pxrs: Pxrs, pxrs_process: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_functions_of_a_python_file_reach_the_executors(pxrs: Pxrs, tmp_path: Path) -> None:
     make_queue(pxrs, messages=40)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "upper.py").write_text("def upper(value):\n    return value.upper()\n")
     (tmp_path / "files" / "pipeline.py").write_text(MAPPED % LEAN)
-    shown = pxrs_process("run", "files/pipeline.py", "--until-end", "--member", "A", "--verbose")
+    shown = run_file(tmp_path, "files/pipeline.py", "--until-end", "--member", "A", "--verbose")
     assert shown.code == 0, shown.err
     assert "billing on orders: handled 40 messages" in shown.err
     rows = rows_of(tmp_path / "out")
@@ -232,13 +238,13 @@ def per_account(df, batch):
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.xdist_group("spark")
-def test_a_yaml_file_runs_from_queue_to_queue(pxrs: Pxrs, pxrs_process: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_yaml_file_runs_from_queue_to_queue(pxrs: Pxrs, tmp_path: Path) -> None:
     make_queue(pxrs, messages=40)
     assert pxrs("init", "file:./counts", "--partitions", 2).code == 0
     (tmp_path / "count.py").write_text(COUNT)
     spec = {"queue": "file:./elsewhere", "process": "count:per_account", "sink": {"queue": "file:./counts"}}
     (tmp_path / "count.yaml").write_text(json.dumps({**spec, "spark": LEAN}))
-    shown = pxrs_process("run", "count.yaml", "--until-end", "--queue", QUEUE, "--group", "counting")
+    shown = run_file(tmp_path, "count.yaml", "--until-end", "--queue", QUEUE, "--group", "counting")
     assert shown.code == 0, shown.err
     with library.open("file:./counts", create=False) as counts:
         messages = [message for partition in range(2) for message in counts.read(partition, 0, 100)]

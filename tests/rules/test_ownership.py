@@ -203,3 +203,16 @@ def test_b10_only_the_leader_of_this_epoch_publishes_and_resigns() -> None:
         ownership.resign(deposed, lead)
     with pytest.raises(WentBack):
         ownership.publish(Group(8, "h", "r"), lead, ("A",), "t", "")
+
+
+def test_a_note_stays_until_the_next_note_over_every_change_of_hands() -> None:
+    me, other = Owner("A", "a1"), Owner("B", "b1")
+    row = ownership.claim(Partition(3), me, 1.0)
+    row = ownership.advance(row, Grant(3, me, row.epoch), 10, note="batch-7")
+    assert row.note == "batch-7"
+    row = ownership.advance(row, Grant(3, me, row.epoch), 20)
+    row = ownership.release(row, Grant(3, me, row.epoch), 30, 2.0)
+    row = ownership.seek(row, 5, None, 3.0)
+    row = ownership.claim(row, other, 4.0)
+    assert row.note == "batch-7", "whoever has a sink still finds what to publish"
+    assert ownership.advance(row, Grant(3, other, row.epoch), 6, note="batch-8").note == "batch-8"

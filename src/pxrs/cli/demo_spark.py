@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pxrs.views.group import MemberLine
 
 _clock = SystemClock()
+_WORD_SECONDS = 5.0
 _JVM_SECONDS = 10
 """A JVM ends when the pipe to its driver closes; after this long it is helped."""
 
@@ -37,6 +38,7 @@ class Applications(Processes):
         super().__init__(directory, log, registry)
         self._output = os.path.join(directory, "output")
         self._began = _clock.monotonic()
+        self._next_word = _WORD_SECONDS
         self._jvms: dict[str, int] = {}
         self._files: list[str] = []
         self._rows: list[dict[str, Any]] = []
@@ -55,9 +57,17 @@ class Applications(Processes):
         for member in members:
             if member.member in MEMBERS and member.member not in self._jvms:
                 self._jvms[member.member] = int(member.jvm)
-                seconds = _clock.monotonic() - self._began
-                print(f"  {seconds:4.1f} s  {member.member} has joined: {member.app}, JVM {member.jvm}", flush=True)
-        return super().joined(members)
+                self._say(f"{member.member} has joined: {member.app}, JVM {member.jvm}")
+        missing = [member for member in MEMBERS if member not in self._jvms]
+        if missing and _clock.monotonic() - self._began > self._next_word:
+            self._say(f"waiting for {', '.join(missing)}")
+        return not missing
+
+    def _say(self, text: str) -> None:
+        """A line with the time since the start; the next one comes soon enough to show that something happens."""
+        seconds = _clock.monotonic() - self._began
+        self._next_word = seconds + _WORD_SECONDS
+        print(f"  {seconds:4.1f} s  {text}", flush=True)
 
     def kill(self, member: str) -> str:
         driver = self._running[member].pid

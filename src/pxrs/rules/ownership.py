@@ -35,17 +35,18 @@ def claim(row: Partition, me: Owner, at: float) -> Partition:
     return _pass_to(row, me, Cause.CLAIM, at)
 
 
-def advance(row: Partition, grant: Grant, position: int, end: int | None = None, note: str = "") -> Partition:
-    """Move the checkpoint forward to ``position``; ``end`` is the log's end, if the caller knows it."""
+def advance(row: Partition, grant: Grant, position: int, end: int | None = None, note: str | None = None) -> Partition:
+    """Move the checkpoint forward to ``position``; ``end`` is the log's end, if the caller knows it.
+
+    Without a note the old one stays: what it names may still have to be published, by an owner with a sink.
+    """
     require_mine(row, grant)
     check_position(row.number, position, end)
     if row.checkpoint is not None and position < row.checkpoint:
         raise BadCheckpoint(
             f"partition {row.number}: checkpoint {position} is before the stored {row.checkpoint}; use seek to go back"
         )
-    if position == row.checkpoint and not note:
-        return row
-    return replace(row, checkpoint=position, note=note)
+    return replace(row, checkpoint=position, note=row.note if note is None else note)
 
 
 def release(row: Partition, grant: Grant, position: int | None, at: float) -> Partition:
@@ -112,7 +113,7 @@ def check_position(partition: int, position: object, end: int | None = None) -> 
 def _not_before(row: Partition, position: int | None) -> Partition:
     if position is None or position <= (row.checkpoint if row.checkpoint is not None else -1):
         return row
-    return replace(row, checkpoint=position, note="")
+    return replace(row, checkpoint=position)
 
 
 def _pass_to(row: Partition, owner: Owner | None, cause: Cause, at: float) -> Partition:

@@ -16,7 +16,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, Damaged, HandlerFailed, OutOfRange, PxrsError, Refused, StopConsuming, Unavailable
+from pxrs.errors import (
+    Closed,
+    Damaged,
+    Fenced,
+    HandlerFailed,
+    OutOfRange,
+    PxrsError,
+    Refused,
+    StopConsuming,
+    Unavailable,
+)
 from pxrs.logs.base import Log
 from pxrs.model import Batch, Grant, Owner, Range
 from pxrs.rules.batches import Pace, halves, share_out
@@ -227,6 +237,11 @@ class BatchLoop:
             self._discard(batch)
             self._a.stop()
             return None
+        except Fenced as error:  # a new owner of one of its partitions has cleared the output away
+            self._discard(batch)
+            logger.warning("batch %d was refused: %s", batch.number, error)
+            self._tell("refused", batch, began, began)
+            return None
         except Exception as error:
             self._discard(batch)
             if isinstance(error, _CannotWrite | Closed | Refused) or self._a.is_fatal(error):
@@ -238,9 +253,9 @@ class BatchLoop:
         self._commit(batch, note, began, executed)
         return None
 
-    def _stage(self, batch: Batch, output: Any) -> str:
+    def _stage(self, batch: Batch, output: Any) -> str | None:
         if self._a.sink is None:
-            return ""
+            return None
         try:
             # Never empty: by its note a commit is recognised whose answer was lost.
             return self._a.sink.stage(batch, output) or _nothing(batch)
@@ -252,7 +267,7 @@ class BatchLoop:
             with suppress(OSError):  # leftovers are cleared away by the next owner
                 self._a.sink.discard(batch)
 
-    def _commit(self, batch: Batch, note: str, began: float, executed: float) -> None:
+    def _commit(self, batch: Batch, note: str | None, began: float, executed: float) -> None:
         a = self._a
         outcome: Outcome = commit_batch(a.submit, a.sink, batch, note, lambda: not a.shares.is_halted, a.pause)
         a.shares.advance(outcome.committed)
@@ -335,7 +350,7 @@ class BatchLoop:
 
     def _pass_over(self, part: Range) -> None:
         batch = self._new_batch((part,))
-        note = _nothing(batch) if self._a.sink is not None else ""
+        note = _nothing(batch) if self._a.sink is not None else None
         now = self._a.clock.monotonic()
         self._commit(batch, note, now, now)
 

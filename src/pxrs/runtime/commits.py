@@ -27,7 +27,7 @@ class Submitted(NamedTuple):
     """A commit that was handed in, and the place for its outcome."""
 
     positions: Mapping[Grant, int]
-    note: str
+    note: str | None
     together: bool
     outcome: Future[Changed]
 
@@ -56,7 +56,9 @@ class Commits:
 
     # ---- handed in --------------------------------------------------------------------------------------------------
 
-    def submit(self, positions: Mapping[Grant, int], note: str = "", together: bool = False) -> Future[Changed]:
+    def submit(
+        self, positions: Mapping[Grant, int], note: str | None = None, together: bool = False
+    ) -> Future[Changed]:
         """Store these positions with their note in the loop's next round: each judged alone, or all or none.
 
         The outcome of single ones is a row or an error for each partition; of those together an error is raised.
@@ -106,7 +108,7 @@ class Commits:
         while self._submitted:
             self._submitted.popleft().outcome.set_exception(Closed("this member has ended; nothing more is committed"))
 
-    def _commit_together(self, positions: Mapping[Grant, int], now: float, note: str) -> Changed:
+    def _commit_together(self, positions: Mapping[Grant, int], now: float, note: str | None) -> Changed:
         self._registry.commit_together(positions, note=note)
         for grant, position in positions.items():
             if self._holds(grant):
@@ -124,8 +126,11 @@ class Commits:
         return [h.committed_at + self._policy.seconds for p, h in self._handles.items() if self._has_news(p, h)]
 
     def _has_news(self, number: int, handle: Handle) -> bool:
-        at_rest = handle.mode is Mode.RELEASING or handle.in_doubt
-        return not at_rest and self._work.position(number) != handle.committed
+        if handle.mode is Mode.RELEASING or handle.in_doubt:
+            return False
+        position = self._work.position(number)
+        # Behind what is committed stands one whose output is still being published: that is no news.
+        return position is not None and (handle.committed is None or position > handle.committed)
 
     def _is_due(self, number: int, now: float) -> bool:
         handle = self._handles[number]
@@ -138,7 +143,7 @@ class Commits:
             return True
         return self._policy.due(position - handle.committed, now - handle.committed_at)
 
-    def commit(self, positions: Mapping[Grant, int], now: float, note: str = "") -> Changed:
+    def commit(self, positions: Mapping[Grant, int], now: float, note: str | None = None) -> Changed:
         """Store these positions, each under the epoch of the claim it was worked under, never of a later one."""
         if not positions:
             return {}

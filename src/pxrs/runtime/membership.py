@@ -110,7 +110,9 @@ class Membership:
         self._loop.thread.start()
         self._watcher.thread.start()
 
-    def submit(self, positions: Mapping[Grant, int], note: str = "", together: bool = False) -> Future[Changed]:
+    def submit(
+        self, positions: Mapping[Grant, int], note: str | None = None, together: bool = False
+    ) -> Future[Changed]:
         """Commit in the loop's next round, and learn what became of it. From any thread."""
         outcome = self.member.commits.submit(positions, note, together)
         self._loop.wake()

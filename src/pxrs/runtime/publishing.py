@@ -13,7 +13,7 @@ from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
 from pxrs.runtime.sink import Sink
 
-Submit = Callable[[Mapping[Grant, int], str, bool], Future[Changed]]
+Submit = Callable[[Mapping[Grant, int], str | None, bool], Future[Changed]]
 AGAIN_SECONDS = 0.2
 """The pause after a commit of which nothing was heard."""
 
@@ -27,7 +27,7 @@ class Outcome:
 
 
 def commit_batch(
-    submit: Submit, sink: Sink | None, batch: Batch, note: str, go_on: Callable[[], bool], pause: threading.Event
+    submit: Submit, sink: Sink | None, batch: Batch, note: str | None, go_on: Callable[[], bool], pause: threading.Event
 ) -> Outcome:
     """Store the ends of all ranges of a batch. With a sink all or none, and its output is published by that.
 
@@ -44,7 +44,7 @@ def commit_batch(
         ends = {grant: end for grant, end in ends.items() if grant not in committed and grant not in refused}
         if ends:
             pause.wait(AGAIN_SECONDS)
-    if sink is not None and committed:
+    if sink is not None and note is not None and committed:
         sink.publish(note)
     if sink is not None and refused:
         sink.discard(batch)
@@ -52,7 +52,7 @@ def commit_batch(
 
 
 def _ask(
-    submit: Submit, ends: Mapping[Grant, int], note: str, together: bool
+    submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool
 ) -> tuple[dict[Grant, int], dict[Grant, PxrsError]]:
     try:
         results = submit(ends, note, together).result()

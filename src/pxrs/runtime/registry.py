@@ -300,13 +300,13 @@ class Registry:
         positions: Mapping[Grant, int],
         known: Mapping[int, Held[Partition]] | None = None,
         ends: Mapping[int, int] | None = None,
-        note: str = "",
+        note: str | None = None,
     ) -> Changed:
         """Store the progress of several partitions, each judged alone, under the epoch of the grant it comes with."""
         return self.change(self._advances(positions, ends, note), known)
 
     def commit_together(
-        self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None, note: str = ""
+        self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None, note: str | None = None
     ) -> None:
         """Store the progress of several partitions all or none: for output that mixes them.
 
@@ -321,7 +321,7 @@ class Registry:
                 raise
 
     def _advances(
-        self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None, note: str
+        self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None, note: str | None
     ) -> dict[int, PartitionRule]:
         def rule(grant: Grant, position: int, row: Partition) -> Partition:
             return ownership.advance(row, grant, position, (ends or {}).get(grant.partition), note)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pxrs.errors import Closed, HandlerFailed, StopConsuming
+from pxrs.errors import Closed, Fenced, HandlerFailed, StopConsuming
 from pxrs.model import Batch, Grant, Range
 from pxrs.runtime.publishing import commit_batch
 from pxrs.runtime.registry import Changed
@@ -82,7 +82,11 @@ class SinkWorker(Worker):
             return
         assert self.position is not None and self._job.sink is not None
         batch = self._new_batch(self._stored, self.position)
-        note = self._job.sink.stage(batch, self._outputs) if self._outputs else ""
+        try:
+            note = self._job.sink.stage(batch, self._outputs) if self._outputs else ""
+        except Fenced:  # a new owner has cleared the output away
+            self._halt = self._lost = True
+            return
         note = note or f'{{"batch": "{batch.name}"}}'
         outcome = commit_batch(self._submit, self._job.sink, batch, note, lambda: not self._lost, threading.Event())
         if outcome.committed:

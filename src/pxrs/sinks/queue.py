@@ -57,7 +57,7 @@ class QueueSink(StagedSink):
     kind = "queue"
 
     def __init__(self, queue: Queue, staging: str | os.PathLike[str] | None = None) -> None:
-        directory = getattr(queue.log, "directory", None) if staging is None else staging
+        directory = queue.log.directory if staging is None else staging
         if directory is None:
             raise BadSetting(
                 f"the log of queue {queue.name!r} has no directory; say where output can wait for its commit: "

@@ -113,6 +113,7 @@ def _settings(name: str, asked: Mapping[str, str], preset: Mapping[str, str | No
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # as the driver's own files have them
     }
     if (master or "").startswith("local"):
         defaults |= _for_one_machine(master or "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ class BatchStory(Story):
             settings=BATCH_SETTINGS.with_(max_batch_rows=chance.choice((3, 6, 12))),
             together=chance.random() < 0.75,
             max_partitions=chance.choice((2, 128, 128)),
-            poison=chance.choice((0, 0, 9)),
+            poison=chance.choice((0, 9, 4)),
         )
 
     def run(self) -> Outcome:
@@ -60,6 +60,12 @@ class BatchStory(Story):
     def _processes(self) -> list[BatchProcess]:
         return [process for process in self.cluster.processes if isinstance(process, BatchProcess)]
 
+    def _begin(self) -> None:
+        """In some histories things go wrong from the first moment, while no partition has a checkpoint yet."""
+        if self.world.random.random() < 0.5:
+            self.cluster.faults = self._faults()
+        super()._begin()
+
     def _faults(self) -> Faults:
         chance = self.world.random
         return replace(
@@ -70,6 +76,10 @@ class BatchStory(Story):
             sink_down=chance.choice((0, 0, 0.01)),
             torn=chance.choice((0, 0.005, 0.02)),
         )
+
+    def _actions(self) -> Sequence[tuple[int, Callable[[], bool]]]:
+        """More of what hits one partition in the middle of a batch that has several."""
+        return *super()._actions(), (5, self._seek), (3, self._hold)
 
     def _shows(self) -> bool:
         return self.cluster.together

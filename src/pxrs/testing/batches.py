@@ -139,7 +139,7 @@ class BatchProcess(Process):
 
     # ---- what a membership does -------------------------------------------------------------------------------------
 
-    def _submit(self, positions: Mapping[Grant, int], note: str, together: bool) -> Future[Changed]:
+    def _submit(self, positions: Mapping[Grant, int], note: str | None, together: bool) -> Future[Changed]:
         outcome = self.member.commits.submit(positions, note, together)
         self._rung = True
         self.wake()

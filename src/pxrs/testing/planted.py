@@ -28,7 +28,7 @@ from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
 from pxrs.stores.base import Outcome, Row, Swap, Verdict
 from pxrs.stores.memory import MemoryStore
-from pxrs.testing.stories import replay, run_one
+from pxrs.testing.stories import Story, replay, run_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ def plant(bug: Bug) -> Iterator[None]:
         setattr(bug.place, bug.function, sound)
 
 
-def histories_needed(bug: Bug, most: int) -> tuple[int, str] | None:
+def histories_needed(bug: Bug, most: int, kind: type[Story] = Story) -> tuple[int, str] | None:
     """How many histories it takes to see this bug, and the promise that was named; None if it stays hidden."""
     with plant(bug):
         for seed in range(most):
-            for violation in run_one(seed).violations:
+            for violation in run_one(seed, kind).violations:
                 if violation.promise in bug.breaks:
                     return seed + 1, violation.promise
     return None
@@ -176,7 +176,7 @@ _sound_next_step = rebalance.next_step
 
 
 def _commits_what_it_has_only_taken(
-    self: Commits, positions: Mapping[Grant, int], now: float, note: str = ""
+    self: Commits, positions: Mapping[Grant, int], now: float, note: str | None = None
 ) -> Changed:
     return _sound_commit(self, {grant: position + 1 for grant, position in positions.items()}, now, note)
 
@@ -229,19 +229,24 @@ BUGS = (
 """Numbers up to 25 are those of the protocol's list of broken variants; the others were found on the way."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pxrs.testing.planted")
-    parser.add_argument("--bug", type=int, choices=[bug.number for bug in BUGS], help="only this bug")
+def main(
+    arguments: Sequence[str] | None = None,
+    name: str = "planted",
+    planted: Sequence[Bug] = BUGS,
+    kind: type[Story] = Story,
+) -> int:
+    parser = argparse.ArgumentParser(prog=f"python -m pxrs.testing.{name}")
+    parser.add_argument("--bug", type=int, choices=[bug.number for bug in planted], help="only this bug")
     parser.add_argument("--seed", type=int, help="replay this history with the bug planted")
     parser.add_argument("--most", type=int, default=200, help="how many histories to try for each bug")
     chosen = parser.parse_args(arguments)
-    bugs = [bug for bug in BUGS if chosen.bug in (None, bug.number)]
+    bugs = [bug for bug in planted if chosen.bug in (None, bug.number)]
     if chosen.seed is not None:
         with plant(bugs[0]):
-            return replay(chosen.seed)
+            return replay(chosen.seed, kind)
     hidden = 0
     for bug in bugs:
-        found = histories_needed(bug, chosen.most)
+        found = histories_needed(bug, chosen.most, kind)
         print(line(bug, found), flush=True)
         hidden += found is None
     return int(hidden > 0)

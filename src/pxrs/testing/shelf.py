@@ -51,13 +51,13 @@ class SimulatedSink:
         if not output:
             self._written = batch.name
             return ""
-        self._take_time()
+        self._take_time(OSError)
         self._shelf.plans[batch.name] = batch
         for place in output:
             if place.partition not in self._shelf.staged.get(batch.name, {}):
-                self._take_time()
+                self._take_time(OSError)
             self._shelf.staged.setdefault(batch.name, {}).setdefault(place.partition, []).append(place)
-        self._take_time()
+        self._take_time(OSError)
         if batch.name not in self._shelf.plans and self._process.cluster.world.random.random() < 0.5:
             # Whether a sink notices or not: such a batch can never be committed.
             raise Fenced(f"batch {batch.name} was cleared away: one of its partitions has a new owner")
@@ -93,12 +93,12 @@ class SimulatedSink:
         for name in [name for name in self._shelf.staged if name not in self._shelf.plans]:
             del self._shelf.staged[name]
 
-    def _take_time(self) -> None:
+    def _take_time(self, *outages: type[Exception]) -> None:
+        """``outages``: what is raised when the sink is not there: as the shipped ones do, or as a user's own may."""
         cluster = self._process.cluster
         if cluster.strikes("torn"):
             self._process.crash()
         self._process.sleep(cluster.world.random.choice((0.001, 0.02, 0.3)))
         if cluster.strikes("sink_down"):
             self.failed = True
-            # What the shipped sinks raise, and what a user's own one may.
-            raise cluster.world.random.choice((Unavailable, OSError))("simulated outage of the sink")
+            raise cluster.world.random.choice(outages or (Unavailable, OSError))("simulated outage of the sink")

@@ -126,12 +126,16 @@ class Story:
         )
 
     def _strike(self) -> None:
-        actions: Sequence[tuple[int, Callable[[], bool]]] = (
+        actions = self._actions()
+        action = self._chance.choices([a for _, a in actions], [w for w, _ in actions])[0]
+        self._injected += action()
+
+    def _actions(self) -> Sequence[tuple[int, Callable[[], bool]]]:
+        """What may strike, each with its weight."""
+        return (
             (3, self._crash), (4, self._restart), (3, self._pause), (2, self._leave), (2, self._twin),
             (2, self._jump), (1, self._seek), (1, self._evict), (1, self._drain), (2, self._hold),
         )  # fmt: skip
-        action = self._chance.choices([a for _, a in actions], [w for w, _ in actions])[0]
-        self._injected += action()
 
     def _crash(self) -> bool:
         return self._with_victim(lambda p: p.crash())
