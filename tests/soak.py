@@ -1,7 +1,8 @@
 """The long forms, for as many seconds as you give them: ``make soak SECONDS=600``.
 
-Fresh simulated histories (never the seeds that CI has run), claim races on both embedded stores, and processes that
-renew on one SQLite file. Prints what it did, and ends with 1 at the first broken promise.
+Fresh simulated histories (never the seeds that CI has run), every other time of members that work in batches, claim
+races on both embedded stores, and processes that renew on one SQLite file. Prints what it did, and ends with 1 at the
+first broken promise.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 
 from tests.stores.racing import claim_and_renew, race
 
-from pxrs.testing.stories import run_many, totals
+from pxrs.testing.batch_stories import BatchStory
+from pxrs.testing.stories import Story, run_many, totals
 
 RACE_ROUNDS = 1_000
 HISTORIES_AT_ONCE = 500
@@ -35,12 +38,14 @@ def renewals() -> list[str]:
 
 
 def histories(deadline: float) -> list[str]:
-    """Simulated histories until the time is over."""
+    """Simulated histories until the time is over: members with threads and members with batches take turns."""
     seed = FIRST_SEED
+    kinds: Iterator[type[Story]] = cycle((Story, BatchStory))
     while time.monotonic() < deadline:
-        outcomes = run_many(range(seed, seed + HISTORIES_AT_ONCE))
-        print(f"seeds from {seed}: {totals(outcomes)}", flush=True)
-        broken = [f"seed {o.seed}: {o.violations[0]}" for o in outcomes if o.violations]
+        kind = next(kinds)
+        outcomes = run_many(range(seed, seed + HISTORIES_AT_ONCE), kind=kind)
+        print(f"{kind.__name__}, seeds from {seed}: {totals(outcomes)}", flush=True)
+        broken = [f"{kind.__name__}, seed {o.seed}: {o.violations[0]}" for o in outcomes if o.violations]
         if broken:
             return broken
         seed += HISTORIES_AT_ONCE

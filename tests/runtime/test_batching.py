@@ -13,7 +13,7 @@ from tests.runtime.support import HASTY, PATIENT, Site, SwitchedStore, eventuall
 
 from pxrs.errors import HandlerFailed, PxrsError, StopConsuming
 from pxrs.model import Batch, Grant, Range
-from pxrs.runtime.batching import Assembly, BatchLoop
+from pxrs.runtime.batching import Assembly, BatchLoop, gist
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.queue import Queue
 from pxrs.runtime.shares import Shares
@@ -370,6 +370,35 @@ def test_one_bad_message_is_found_among_many(policy: Any, with_sink: bool) -> No
         assert letters == ([bad] if policy == "dead-letter" else [])
         tally = engine.shares.tally()
         assert (tally.dead_lettered, tally.skipped) == ((1, 0) if policy == "dead-letter" else (0, 1))
+
+
+def test_a_second_half_does_not_go_on_behind_a_first_half_that_was_refused() -> None:
+    with Yard(3, settings=PATIENT.with_(tries=1)) as yard:
+        calls: list[Batch] = []
+
+        def execute(batch: Batch) -> list[Place]:
+            calls.append(batch)
+            if len(calls) == 1:
+                raise ValueError("the whole batch fails once")
+            if batch.ranges and len(calls) == 3:  # the second call was the probe
+                yard.site.queue.group("g").seek({0: 0})
+            return yard.record(batch)
+
+        yard.site.send(300)
+        yard.engine("A", execute, sink=yard.sink)
+        yard.await_end()
+        yard.await_shown()
+
+
+def test_an_error_is_told_by_what_the_user_can_do_about() -> None:
+    python = "Job aborted\nTraceback (most recent call last):\n  File x\nKeyError: 'account'\n\tat org.apache"
+    java = (
+        "An error occurred while calling o41.getResult.\n: E\n\tat a\nCaused by: java.lang.X: divided by zero\n\tat b"
+    )
+    assert gist(RuntimeError(python)) == "KeyError: 'account'"
+    assert gist(RuntimeError(java)) == "RuntimeError: java.lang.X: divided by zero"
+    assert gist(RuntimeError("calling o41.getResult")) == gist(RuntimeError("calling o52.getResult"))
+    assert gist(ValueError()) == "ValueError: "
 
 
 def test_the_policy_stop_names_the_message() -> None:

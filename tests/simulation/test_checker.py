@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pxrs.model import Cause, Group, Owner, Partition
-from pxrs.testing.checker import Event, Planned, Processed, Rested, Sent, Stored, check
+from pxrs.model import Cause, Group, Owner, Partition, Range
+from pxrs.testing.checker import Event, Planned, Processed, Rested, Sent, Shown, Stored, Waived, Withdrawn, check
 
 A, A2, B = Owner("A", "1"), Owner("A", "2"), Owner("B", "1")
 
@@ -105,3 +105,43 @@ def test_a_rest_that_is_none_is_named() -> None:
     assert promises(CLAIM, Rested((A,), {0: 5}, 0)) == {"no loss"}, "messages are left"
     both = [Stored(p, A, Partition(p, A, 1, None, Cause.CLAIM)) for p in (0, 1)]
     assert promises(*both, Rested((A, B), {0: 0, 1: 0}, 0)) == {"convergence"}, "unfair"
+
+
+COMMITTED: list[Event] = [Sent(0, 0), CLAIM, DONE, Stored(0, A, row(A, 1, 1))]
+END = Rested((A,), {0: 1}, 0, shows=True)
+
+
+def test_output_that_is_seen_once_breaks_nothing() -> None:
+    assert promises(*COMMITTED, Shown(0, 0, 1), END) == set()
+    assert promises(*COMMITTED, Waived(0, 0), END) == set(), "it stands in the dead letters, or has no output"
+    assert promises(*COMMITTED, Rested((A,), {0: 1}, 0)) == set(), "a history without output"
+
+
+def test_output_that_is_seen_twice_never_or_too_early_is_named() -> None:
+    assert promises(*COMMITTED, Shown(0, 0, 1), Shown(0, 0, 1)) == {"visible once"}
+    assert promises(*COMMITTED, END) == {"visible once"}
+    assert promises(CLAIM, DONE, Shown(0, 0, 1)) == {"visible once"}, "nothing is committed yet"
+
+
+def test_output_that_is_seen_in_the_wrong_order_is_named() -> None:
+    both: list[Event] = [CLAIM, DONE, Processed(0, 1, A, 1), Stored(0, A, row(A, 1, 2))]
+    assert promises(*both, Shown(0, 0, 1), Shown(0, 1, 1)) == set()
+    assert promises(*both, Shown(0, 1, 1), Shown(0, 0, 1)) == {"order"}
+
+
+def test_a_seek_begins_a_new_count_of_what_is_seen() -> None:
+    sought: list[Event] = [*COMMITTED, Stored(0, B, row(None, 2, 0, Cause.SEEK)), Stored(0, A, row(A, 3, 0))]
+    again: list[Event] = [*sought, Processed(0, 0, A, 3), Stored(0, A, row(A, 3, 1))]
+    assert promises(*again, Shown(0, 0, 1), Shown(0, 0, 3), END) == set(), "seen again, as was wished for"
+    assert promises(*again, Shown(0, 0, 3), END) == {"visible once"}, "what was committed before the seek is missing"
+    assert promises(*again, Shown(0, 0, 1), Shown(0, 0, 3), Shown(0, 0, 3), END) == {"visible once"}
+
+
+def test_what_a_refused_batch_processed_does_not_count() -> None:
+    part = Range(0, 0, 1, epoch=1)
+    lost = Stored(0, B, row(None, 2, None, Cause.FORCED))
+    assert promises(CLAIM, DONE, lost, Withdrawn((part,), failed=False)) == set()
+    failed = Withdrawn((part,), failed=True)
+    assert promises(CLAIM, DONE, failed, DONE, Stored(0, A, row(A, 1, 1))) == set(), "it may be processed again"
+    assert promises(CLAIM, DONE, failed, Stored(0, A, row(A, 1, 1))) == {"no loss"}
+    assert promises(CLAIM, DONE, Withdrawn((part,), failed=False)) == {"bounded repeats"}, "it had lost nothing"

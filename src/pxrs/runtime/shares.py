@@ -166,9 +166,12 @@ class Shares:
         return share.grant.epoch == part.epoch and share.position == part.start
 
     def is_wanted(self, part: Range) -> bool:
-        """Whether this part of a running batch is still ours, and nobody waits for it."""
+        """Whether this part of a batch is still ours, is the next one there, and nobody waits for its partition.
+
+        The next one: if what comes before it was refused, to go on behind it would skip that for ever.
+        """
         with self._lock:
-            return not self._halted and self._is_free(part)
+            return not self._halted and self._is_free(part) and self._shares[part.partition].position == part.start
 
     def progressed(self) -> None:
         """A part of the batch has ended: the time for the next part counts anew."""

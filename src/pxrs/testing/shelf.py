@@ -7,14 +7,23 @@ two, and others may work on the same batch meanwhile.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from pxrs.errors import Fenced, Unavailable
 from pxrs.model import Batch, Grant
 from pxrs.testing.checker import Shown, Withdrawn
+from pxrs.testing.world import Weather
 
-if TYPE_CHECKING:
-    from pxrs.testing.batches import BatchProcess
+
+class Writer(Protocol):
+    """The process that a sink serves: its steps take its time, and it may die between any two."""
+
+    @property
+    def cluster(self) -> Weather: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def crash(self) -> None: ...
 
 
 class Place(NamedTuple):
@@ -40,7 +49,7 @@ class Shelf:
 class SimulatedSink:
     """The sink of one process. Like the shipped ones: a plan before the data, parts shown one after the other."""
 
-    def __init__(self, process: BatchProcess, shelf: Shelf) -> None:
+    def __init__(self, process: Writer, shelf: Shelf) -> None:
         self.failed = False
         """Whether this process has seen an outage of its sink: that ends it, and is nobody's fault."""
         self._process = process

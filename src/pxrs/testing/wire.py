@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from pxrs.errors import Unavailable
+from pxrs.model import Owner
 from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap, unknown
-
-if TYPE_CHECKING:
-    from pxrs.testing.simulation import Cluster, Process
+from pxrs.testing.world import Weather
 
 T = TypeVar("T")
+
+
+class Far(Weather, Protocol):
+    """The other end of the wire."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def journey(self) -> float: ...
+
+    def apply(self, by: Owner, swaps: Sequence[Swap]) -> list[Outcome]: ...
+
+    def apply_all(self, by: Owner, swaps: Sequence[Swap]) -> Outcome: ...
+
+
+class Near(Protocol):
+    """The process at this end."""
+
+    @property
+    def owner(self) -> Owner: ...
+
+    def sleep(self, seconds: float) -> None: ...
 
 
 class Wire(Store):
@@ -19,7 +40,7 @@ class Wire(Store):
 
     guarantees = frozenset({Guarantee.LINEARIZABLE, Guarantee.ATOMIC_ROWS})
 
-    def __init__(self, cluster: Cluster, process: Process) -> None:
+    def __init__(self, cluster: Far, process: Near) -> None:
         self._cluster = cluster
         self._process = process
 

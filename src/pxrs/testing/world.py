@@ -6,6 +6,7 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pxrs.testing.checker import Event
 
@@ -69,3 +70,12 @@ class Faults:
 
 
 CALM = Faults()
+
+
+class Weather(Protocol):
+    """Where a simulated thing is: in virtual time, and under faults that strike."""
+
+    @property
+    def world(self) -> World: ...
+
+    def strikes(self, fault: str) -> bool: ...
