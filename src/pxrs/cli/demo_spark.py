@@ -28,7 +28,7 @@ _JVM_SECONDS = 10
 class Applications(Processes):
     """Each consumer is a Spark application: a Python driver and its JVM. What they write is one Parquet directory."""
 
-    patience_seconds = 120
+    patience_seconds = 180
     look_seconds = 0.1
     checkpoints = "output is shown by the commit that moves them"
     evidence = "the Parquet files, read with plain pyarrow.dataset"

@@ -43,9 +43,8 @@ class Backfill:
         for partition, offset in self._begin.items():
             self._shares.start(Grant(partition, self.owner, 0), offset, paused=False, note="")
 
-    def submit(
-        self, positions: Mapping[Grant, int], note: str | None = None, together: bool = False
-    ) -> Future[Changed]:  # noqa: ARG002 - stands where a membership stands
+    def submit(self, positions: Mapping[Grant, int], *_: object) -> Future[Changed]:
+        """There is nobody to refuse it."""
         outcome: Future[Changed] = Future()
         outcome.set_result({grant.partition: Held(None, 0) for grant in positions})
         return outcome

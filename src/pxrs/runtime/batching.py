@@ -374,7 +374,7 @@ def gist(error: Exception) -> str:
     The same for the same mistake: numbers of Java objects, which differ from call to call, are left out.
     """
     text = str(error).strip()
-    inner = _PYTHON_ERROR.findall(text[text.find("Traceback") :]) if "Traceback" in text else []
+    inner: list[str] = _PYTHON_ERROR.findall(text[text.find("Traceback") :]) if "Traceback" in text else []
     if inner:
         return inner[0]
     caused = _JAVA_CAUSE.findall(text)

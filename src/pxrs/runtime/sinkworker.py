@@ -102,7 +102,7 @@ class SinkWorker(Worker):
         number = self._number * 100_000 + grant.partition
         return Batch(identity.name, identity.id, self._job.group, grant.owner, number, (part,), grant.epoch)
 
-    def _submit(self, positions: Any, note: str, together: bool) -> Future[Changed]:
+    def _submit(self, positions: Any, note: str | None, together: bool) -> Future[Changed]:
         outcome: Future[Changed] | None = self._job.submit(positions, note, together)
         if outcome is None:
             raise Closed("the consumer is gone")
