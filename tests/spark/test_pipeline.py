@@ -271,6 +271,8 @@ def test_what_cannot_be_meant_is_refused_at_once(spark: SparkSession, queue: pxr
         Pipeline(spark, queue, "g")
     with pytest.raises(BadSetting, match="no column 'valeu'"):
         Pipeline(spark, queue, "g", numbers, columns=["valeu"])
+    with pytest.raises(BadSetting, match=r"no type to \['n'\].*schema="):
+        Pipeline(spark, queue, "g", map_arrow=lambda b: pa.RecordBatch.from_pydict({"n": b["offset"].to_pylist()}))
     with pytest.raises(BadSetting, match="backfill"):
         Pipeline(spark, queue, "g", numbers, end="latest")
     with pytest.raises(Refused):

@@ -160,10 +160,7 @@ class Shares:
 
     def _is_free(self, part: Range) -> bool:
         share = self._shares.get(part.partition)
-        if share is None or share.draining or share.paused:
-            return False
-        # At its position: a part whose forerunner was refused or left out would pass over messages of that one.
-        return share.grant.epoch == part.epoch and share.position == part.start
+        return share is not None and share.grant.epoch == part.epoch and not share.draining and not share.paused
 
     def is_wanted(self, part: Range) -> bool:
         """Whether this part of a batch is still ours, is the next one there, and nobody waits for its partition.

@@ -154,6 +154,9 @@ def _schema_from(map_arrow: MapArrow, columns: tuple[str, ...]) -> pa.Schema:
         raise BadSetting(f"map_arrow failed on an empty batch, {error!r}: say with schema= what it returns") from error
     if answer is None:
         raise BadSetting("map_arrow returned nothing for an empty batch: say with schema= what it returns")
+    untold = [field.name for field in answer.schema if pa.types.is_null(field.type)]
+    if untold:  # columns made of Python lists: an empty list has no type
+        raise BadSetting(f"map_arrow gave no type to {untold} for an empty batch: say with schema= what it returns")
     return answer.schema
 
 

@@ -110,9 +110,8 @@ def _claims_with_an_empty_note(row: Partition, me: Owner, at: float) -> Partitio
     return replace(_sound_claim(row, me, at), note="")
 
 
-def _is_free_wherever_it_starts(self: Shares, part: Range) -> bool:
-    share = self._shares.get(part.partition)
-    return share is not None and share.grant.epoch == part.epoch and not share.draining and not share.paused
+def _is_wanted_wherever_it_starts(self: Shares, part: Range) -> bool:
+    return not self.is_halted and self._is_free(part)
 
 
 def _anything_else_is_news(self: Commits, number: int, handle: Handle) -> bool:
@@ -144,7 +143,7 @@ BATCH_BUGS = (
     Bug(33, "a claim forgets the note", ownership, "claim", _claims_with_an_empty_note, SEEN),
     Bug(34, "no mark on what a commit without an answer left", Commits, "_doubt", _never_doubts,
         frozenset({"convergence"})),
-    Bug(35, "a part is taken whose forerunner was refused", Shares, "_is_free", _is_free_wherever_it_starts,
+    Bug(35, "a part is taken whose forerunner was refused", Shares, "is_wanted", _is_wanted_wherever_it_starts,
         frozenset({"no loss", "order"})),
     Bug(36, "the member does not rest while output is published", Commits, "_has_news", _anything_else_is_news,
         frozenset({"isolation"})),
