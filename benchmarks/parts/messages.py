@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 VALUE_BYTES = 100
 PARTITIONS = 8
-ACCOUNTS = 10_000
+ACCOUNTS = 1_000
 AMOUNT_AT = slice(26, 32)
 """Where the amount stands in a value."""
 _CHUNK = 100_000

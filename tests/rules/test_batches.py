@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pxrs.model import Batch, Owner, Range
-from pxrs.rules.batches import GROWTH, Pace, halves, share_out
+from pxrs.rules.batches import ENOUGH, GROWTH, Pace, halves, share_out
 
 WAITING = st.dictionaries(st.integers(0, 20), st.integers(0, 1000), max_size=12)
 RANGES = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 50)), min_size=1, max_size=10).map(
@@ -48,22 +48,41 @@ def test_two_messages_are_cut_into_one_and_one() -> None:
 @pytest.mark.parametrize(
     ("rows", "seconds", "expected"),
     [
-        (1000, 1.0, 1000),  # as wished
-        (1000, 0.5, 2000),  # twice as quick
-        (1000, 0.001, 1000 * GROWTH),  # never too much at once
-        (1000, 100.0, 1000 / GROWTH),
-        (10, 0.01, 1000),  # it was not full: nothing is learned
-        (10, 2.0, 5),  # not full, and yet too slow
-        (1000, 0.0, 1000 * GROWTH),
+        (100_000, 1.0, 100_000),  # as wished
+        (100_000, 0.5, 200_000),  # twice as quick
+        (100_000, 2.0, 50_000),
+        (100_000, 0.001, 100_000 * GROWTH),  # never too much at once
+        (100_000, 100.0, 100_000 / GROWTH),
+        (100_000, 0.0, 100_000 * GROWTH),
+        (10, 0.01, 100_000),  # it was not full: nothing is learned
+        (80_000, 2.0, 40_000),  # not full, and yet too slow
+        (8, 4.5, 100_000 / GROWTH),  # a hiccup of a small batch does not ruin the next ones
     ],
 )
 def test_pace(rows: int, seconds: float, expected: float) -> None:
-    assert Pace(1000, 1.0, 1_000_000).after(rows, seconds).rows == expected
+    assert Pace(100_000, 1.0, 1_000_000).after(rows, seconds).rows == expected
 
 
 def test_pace_stays_within_its_bounds() -> None:
     assert Pace(1000, 1.0, 1500).after(1000, 0.1).rows == 1500
-    assert Pace(2, 1.0, 1500).after(1, 100).rows == 1
+    assert Pace(2, 1.0, 1500).after(2, 100).rows == 1
+
+
+def test_where_the_fixed_cost_of_a_batch_is_above_the_target_batches_do_not_dwindle() -> None:
+    pace = Pace(100_000, 1.0, 1_000_000)
+    for _ in range(20):
+        pace = pace.after(pace.rows, 1.2 + pace.rows * 1e-6)
+    assert pace.rows == ENOUGH
+
+
+def test_a_really_slow_function_gets_small_batches_and_larger_ones_when_it_recovers() -> None:
+    pace = Pace(100_000, 1.0, 1_000_000)
+    for _ in range(20):
+        pace = pace.after(pace.rows, pace.rows * 0.01)
+    assert pace.rows == 100
+    for _ in range(20):
+        pace = pace.after(pace.rows, pace.rows * 1e-6)
+    assert pace.rows == 1_000_000
 
 
 def test_a_batch_tells_its_name_rows_and_partitions() -> None:

@@ -10,6 +10,9 @@ from pxrs.model import Range
 GROWTH = 4.0
 """A batch is at most this many times larger than the last one, or smaller: one odd measurement must not decide."""
 
+ENOUGH = 10_000
+PATIENCE = 4.0
+
 
 def share_out(waiting: Mapping[int, int], limit: int) -> dict[int, int]:
     """How many of the waiting messages each partition gives, at most ``limit`` together.
@@ -41,16 +44,22 @@ def halves(ranges: Sequence[Range]) -> tuple[tuple[Range, ...], tuple[Range, ...
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many rows the next batch may have, so that it takes about as long as wished for."""
+    """How many rows the next batch may have, so that it takes about as long as wished for.
+
+    A batch costs something however small it is. Where that alone takes longer than wished, smaller batches would only
+    make things worse: below ``ENOUGH`` rows they shrink only for functions that are slow beyond patience.
+    """
 
     rows: int
     target_seconds: float
     most: int
-    least: int = 1
 
     def after(self, rows: int, seconds: float) -> Pace:
         """The pace after a batch of so many rows took so long. One that was not full proves nothing about more."""
         if rows < self.rows and seconds <= self.target_seconds:
             return self
-        factor = min(GROWTH, max(1 / GROWTH, self.target_seconds / max(seconds, 1e-6)))
-        return replace(self, rows=int(min(self.most, max(self.least, rows * factor))))
+        factor = min(GROWTH, self.target_seconds / max(seconds, 1e-6))
+        least = self.rows / GROWTH
+        if self.rows >= ENOUGH and seconds <= PATIENCE * self.target_seconds:
+            least = max(least, ENOUGH)
+        return replace(self, rows=int(min(self.most, max(1, least, rows * factor))))

@@ -52,10 +52,7 @@ class BatchStory(Story):
 
     def run(self) -> Outcome:
         with _silent("pxrs.pipeline"):
-            outcome = super().run()
-            for process in self._processes():
-                process.end()
-        return outcome
+            return super().run()
 
     def _processes(self) -> list[BatchProcess]:
         return [process for process in self.cluster.processes if isinstance(process, BatchProcess)]

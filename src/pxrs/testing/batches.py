@@ -171,8 +171,7 @@ class BatchProcess(Process):
         super()._exit()
 
     def end(self) -> None:
-        """The story is over: nothing of this process stays."""
-        self.crash()
+        super().end()
         self._driver.throw()
 
     # ---- what a user's program does ---------------------------------------------------------------------------------

@@ -241,6 +241,11 @@ class Process:
         """As kill -9: memory is gone; writes that are on their way still land."""
         self.alive = False
 
+    def end(self) -> None:
+        """The story is over: a greenlet that waits for ever would keep all of it in memory."""
+        self.crash()
+        self._loop.throw()
+
     def hear(self) -> None:
         self.member.poll()
         self.wake()

@@ -71,6 +71,8 @@ class Story:
         self._begin()
         self._campaign()
         self._quiet()
+        for process in self.cluster.processes:
+            process.end()
         history = self.world.history
         return Outcome(
             seed=self.seed,
