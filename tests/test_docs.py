@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(60)
 
 PROMISES = (
     "single owner", "monotone", "fenced", "no loss", "bounded repeats", "order", "convergence", "minimal movement",
-    "stable routing", "refuse loudly", "isolation",
+    "stable routing", "refuse loudly", "isolation", "visible once",
 )  # fmt: skip
 
 

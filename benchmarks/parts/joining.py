@@ -72,10 +72,9 @@ def _join(
 ) -> tuple[float, float, float]:
     _until(lambda: len(first.partitions) == PARTITIONS, "the first application owns everything")
     time.sleep(SETTLED_SECONDS)
-    _tell(second, member)
+    joined = float(_tell(second, member))
     _until(lambda: _owned(queue, member) == PARTITIONS // 2, "the second application has its share")
     time.sleep(SETTLED_SECONDS)
-    joined = next(row.joined for row in queue.group(GROUP).registry.members() if row.id == member)
     claims = [since for row in queue.group(GROUP).registry.partitions() for since in _claims(row, member)]
     kept = frozenset(first.partitions)
     _tell(second, "leave")
@@ -144,26 +143,34 @@ def _said(output: IO[str] | None) -> str:
     return output.readline().strip()
 
 
-def _tell(process: subprocess.Popen[str], word: str) -> None:
+def _tell(process: subprocess.Popen[str], word: str) -> str:
+    """What the second application answers: when its row stood in the registry, or when it has left."""
     assert process.stdin is not None
     process.stdin.write(word + "\n")
     process.stdin.flush()
-    if _said(process.stdout) != "done":
+    answer = _said(process.stdout)
+    if not answer:
         raise RuntimeError(f"the second application ended when it was told {word!r}")
+    return answer
 
 
 def main(url: str) -> None:
-    """Joins under each name that it reads, and leaves when it reads so."""
+    """Joins under each name that it reads, and leaves when it reads so; answers with the time of it."""
     with spark_application("local[1]") as spark, pxrs.open(url) as queue:
         _work(spark.createDataFrame([(1,)], "one int"))
         print("ready", flush=True)
         pipeline: Pipeline | None = None
         for word in map(str.strip, sys.stdin):
             if word != "leave":
-                pipeline = _pipeline(spark, queue, word).start()
+                pipeline = _pipeline(spark, queue, word, _joined_is_said).start()
             elif pipeline is not None:
                 pipeline.stop()
-            print("done", flush=True)
+                print(time.time(), flush=True)
+
+
+def _joined_is_said(kind: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG001 - every report has facts
+    if kind == "joined":
+        print(time.time(), flush=True)
 
 
 if __name__ == "__main__":

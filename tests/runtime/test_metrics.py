@@ -61,7 +61,8 @@ def test_every_metric_has_a_stable_name() -> None:
         "pxrs_lag_messages", "pxrs_lag_seconds", "pxrs_checkpoint", "pxrs_owned_partitions",
         "pxrs_parked_partitions", "pxrs_beat_age_seconds",
         "pxrs_leads", "pxrs_rebalances_total", "pxrs_claims_total", "pxrs_releases_total", "pxrs_losses_total",
-        "pxrs_commits_total", "pxrs_fenced_writes_total", "pxrs_registry_troubles_total", "pxrs_handled_total",
+        "pxrs_commits_total", "pxrs_fenced_writes_total", "pxrs_registry_troubles_total", "pxrs_batches_total",
+        "pxrs_handled_total",
         "pxrs_retried_total", "pxrs_skipped_total", "pxrs_dead_lettered_total", "pxrs_handler_seconds_total",
     ]  # fmt: skip
 

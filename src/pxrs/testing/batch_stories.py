@@ -35,7 +35,7 @@ def _silent(name: str) -> Iterator[None]:
 class BatchStory(Story):
     """One history. In one of four nobody has a sink: then each partition of a batch is committed alone."""
 
-    quiet_seconds = 10 * LEASE
+    quiet_seconds = 8 * LEASE
     """Long enough for a batch that hangs, and to narrow down to the messages that always fail."""
     cluster: BatchCluster
 
@@ -58,8 +58,8 @@ class BatchStory(Story):
         return [process for process in self.cluster.processes if isinstance(process, BatchProcess)]
 
     def _begin(self) -> None:
-        """In some histories things go wrong from the first moment, while no partition has a checkpoint yet."""
-        if self.world.random.random() < 0.5:
+        """In most histories things go wrong from the first moment, while no partition has a checkpoint yet."""
+        if self.world.random.random() < 0.75:
             self.cluster.faults = self._faults()
         super()._begin()
 
@@ -67,6 +67,7 @@ class BatchStory(Story):
         chance = self.world.random
         return replace(
             super()._faults(),
+            lost_reply=chance.choice((0, 0.05, 0.15)),
             failing=chance.choice((0, 0.05, 0.3)),
             hanging=chance.choice((0, 0, 0.05)),
             log_down=chance.choice((0, 0, 0.01)),

@@ -26,6 +26,7 @@ from pxrs.settings import Settings
 from pxrs.testing.checker import Processed, Waived
 from pxrs.testing.shelf import Place, Shelf, SimulatedSink
 from pxrs.testing.simulation import GROUP, QUEUE, SETTINGS, Cluster, Nap, Process
+from pxrs.testing.world import CALM
 
 BATCH_SETTINGS = SETTINGS.with_(progress_limit_ms=6_000, tries=2, target_batch_ms=1_500)
 
@@ -178,7 +179,8 @@ class BatchProcess(Process):
 
     def _execute(self, batch: Batch) -> list[Place]:
         chance = self.cluster.world.random
-        self.sleep(chance.uniform(3, 9) if self.cluster.strikes("hanging") else chance.uniform(0.02, 0.6))
+        longest = 0.1 if self.cluster.faults is CALM else 0.6
+        self.sleep(chance.uniform(3, 9) if self.cluster.strikes("hanging") else chance.uniform(0.02, longest))
         places = [Place(r.partition, offset, r.epoch) for r in batch.ranges for offset in range(r.start, r.end)]
         if self.cluster.strikes("failing") or any(self.cluster.is_poisoned(place) for place in places):
             raise SimulatedFailure("simulated failure")

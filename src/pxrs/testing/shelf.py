@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from pxrs.errors import Fenced, Unavailable
 from pxrs.model import Batch, Grant
 from pxrs.testing.checker import Shown, Withdrawn
-from pxrs.testing.world import Weather
+from pxrs.testing.world import CALM, Weather
 
 
 class Writer(Protocol):
@@ -107,7 +107,7 @@ class SimulatedSink:
         cluster = self._process.cluster
         if cluster.strikes("torn"):
             self._process.crash()
-        self._process.sleep(cluster.world.random.choice((0.001, 0.02, 0.3)))
+        self._process.sleep(0.001 if cluster.faults is CALM else cluster.world.random.choice((0.001, 0.02, 0.3)))
         if cluster.strikes("sink_down"):
             self.failed = True
             raise cluster.world.random.choice(outages or (Unavailable, OSError))("simulated outage of the sink")
