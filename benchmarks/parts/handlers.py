@@ -49,8 +49,8 @@ class Handler:
 _FULL = "key binary, value binary, offset long, amount long"
 _SUMS = ("sum(amount)", "sum(offset)", "count(*)")
 
-EACH_ROW = Handler("handler, a row for each message", enriched, _FULL, _SUMS)
-ONE_IN_16 = Handler("handler, 1 row in 16", sixteenth, _FULL, _SUMS)
+EACH_ROW = Handler("map_arrow, a row for each message", enriched, _FULL, _SUMS)
+ONE_IN_16 = Handler("map_arrow, 1 row in 16", sixteenth, _FULL, _SUMS)
 COUNTED = Handler(
-    "handler, counts by account", counted, "key binary, messages long, amount long", ("sum(messages)", "sum(amount)")
+    "map_arrow, counts by account", counted, "key binary, messages long, amount long", ("sum(messages)", "sum(amount)")
 )
