@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.runtime.support import HASTY, PATIENT, Site, SwitchedStore, eventually
 
-from pxrs.errors import HandlerFailed, PxrsError, StopConsuming
+from pxrs.errors import HandlerFailed, PxrsError, StopConsuming, Unavailable
 from pxrs.model import Batch, Grant, Range
 from pxrs.runtime.batching import Assembly, BatchLoop, gist
 from pxrs.runtime.membership import Membership
@@ -74,6 +74,7 @@ class Engine:
         self.events: list[dict[str, Any]] = []
         self.life: Membership = queue.join("g", self.shares, name, {"engine": "test"}, self.settings, self._hear)
         self.life.ended = self.shares.halt
+        self.shares.wake = self.life.wake
         self.group = queue.group("g")
         self.parts = Assembly(
             log=queue.log, group="g", owner=self.life.member.me, shares=self.shares, settings=self.settings,
@@ -447,6 +448,38 @@ def test_an_engine_that_is_gone_ends_the_member_and_blames_no_message() -> None:
         assert "cannot be executed" in str(engine.life.error)
         assert list(engine.group.dead_letters) == []
         assert yard.site.lag() == 40
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Unavailable("No space left on device")])
+def test_a_sink_that_cannot_write_ends_the_member_and_blames_no_message(error: Exception) -> None:
+    class Full(MemorySink):
+        def stage(self, batch: Batch, output: list[Place]) -> str:
+            raise error
+
+    with Yard() as yard:
+        yard.site.send(40)
+        engine = yard.engine("A", sink=Full())
+        assert engine.life.wait(20)
+        assert "No space left" in str(engine.life.error)
+        assert list(engine.group.dead_letters) == []
+        assert yard.site.lag() == 40
+
+
+def test_a_drained_partition_is_handed_over_at_once_not_at_the_next_beat() -> None:
+    running, go_on = threading.Event(), threading.Event()
+    with Yard(2, PATIENT.with_(lease_ms=600_000, progress_limit_ms=900_000, poll_ms=600_000)) as yard:
+
+        def slow(batch: Batch) -> None:
+            running.set()
+            assert go_on.wait(20)
+
+        yard.site.send(4)
+        first = yard.engine("A", slow)
+        assert running.wait(20)
+        yard.engine("B")
+        eventually(lambda: any(e["kind"] == "draining" for e in first.events), "A is asked to hand over")
+        go_on.set()
+        yard.site.await_owners("A", "B")
 
 
 def test_what_fails_without_any_message_blames_none() -> None:

@@ -259,12 +259,12 @@ class BatchLoop:
         try:
             # Never empty: by its note a commit is recognised whose answer was lost.
             return self._a.sink.stage(batch, output) or _nothing(batch)
-        except OSError as error:  # the disk's fault, not the messages'
+        except (OSError, Unavailable) as error:  # the disk's fault, not the messages'
             raise _CannotWrite(str(error)) from error
 
     def _discard(self, batch: Batch) -> None:
         if self._a.sink is not None:
-            with suppress(OSError):  # leftovers are cleared away by the next owner
+            with suppress(OSError, Unavailable):  # leftovers are cleared away by the next owner
                 self._a.sink.discard(batch)
 
     def _commit(self, batch: Batch, note: str | None, began: float, executed: float) -> None:

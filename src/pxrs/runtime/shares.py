@@ -8,7 +8,7 @@ wait for the end of the batch, and for nothing else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pxrs.clock import Clock
@@ -48,6 +48,8 @@ class Shares:
         self._busy_since: float | None = None
         self._tally = Tally()
         self._halted = False
+        self.wake: Callable[[], None] = lambda: None
+        """Tell the member that what it waits for may be drained now."""
 
     # ---- what the member's thread calls -----------------------------------------------------------------------------
 
@@ -186,6 +188,7 @@ class Shares:
         """The batch has ended, one way or the other."""
         with self._lock:
             self._running, self._busy_since = frozenset(), None
+        self.wake()
 
     def count(self, **more: float) -> None:
         for name, value in more.items():

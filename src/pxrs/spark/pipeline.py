@@ -187,6 +187,7 @@ class Pipeline:
         self._group.resolve(_each(start, [0]))  # a bad start is refused here, not later in a thread
         membership = self._queue.join(self._group.name, self._shares, member, about(spark), self._settings, told)
         membership.ended = weakly(self._ended)
+        self._shares.wake = membership.wake
         return membership
 
     def _backfill(self, start: Places, end: Places | None, told: Report) -> Backfill:

@@ -60,13 +60,13 @@ class SimulatedSink:
         if not output:
             self._written = batch.name
             return ""
-        self._take_time(OSError)
+        self._take_time()
         self._shelf.plans[batch.name] = batch
         for place in output:
             if place.partition not in self._shelf.staged.get(batch.name, {}):
-                self._take_time(OSError)
+                self._take_time()
             self._shelf.staged.setdefault(batch.name, {}).setdefault(place.partition, []).append(place)
-        self._take_time(OSError)
+        self._take_time()
         if batch.name not in self._shelf.plans and self._process.cluster.world.random.random() < 0.5:
             # Whether a sink notices or not: such a batch can never be committed.
             raise Fenced(f"batch {batch.name} was cleared away: one of its partitions has a new owner")
