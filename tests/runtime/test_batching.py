@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tests.runtime.support import HASTY, PATIENT, Site, SwitchedStore, eventually
 
-from pxrs.errors import HandlerFailed, PxrsError, StopConsuming, Unavailable
+from pxrs.errors import Closed, HandlerFailed, PxrsError, StopConsuming, Unavailable
 from pxrs.model import Batch, Grant, Range
-from pxrs.runtime.batching import Assembly, BatchLoop, gist
+from pxrs.runtime.batching import Assembly, BatchLoop
+from pxrs.runtime.gist import gist
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.queue import Queue
 from pxrs.runtime.shares import Shares
@@ -480,6 +481,91 @@ def test_a_drained_partition_is_handed_over_at_once_not_at_the_next_beat() -> No
         eventually(lambda: any(e["kind"] == "draining" for e in first.events), "A is asked to hand over")
         go_on.set()
         yard.site.await_owners("A", "B")
+
+
+def test_a_chosen_start_is_stored_before_anything_is_taken() -> None:
+    """A crash in the first batch would else lose it: "latest" is somewhere else the next time."""
+    with Yard(1) as yard:
+        stored: list[int | None] = []
+
+        def look(batch: Batch) -> None:
+            stored.append(yard.site.queue.group("g").registry.checkpoint(0))
+
+        yard.site.send(5)
+        engine = Engine(yard.site.open(MemoryStore(yard.site.table)), "A", look)
+        engine.parts.start_at = lambda _: 3
+        yard.engines["A"] = engine.start()
+        yard.await_end()
+        assert stored[0] == 3
+
+
+def test_a_log_that_does_not_answer_holds_its_partition_up_and_is_asked_again() -> None:
+    with Yard(2) as yard:
+        engine = yard.engine("A")
+        yard.site.await_owners("A")
+        eventually(lambda: len(engine.shares.takeable()) == 2, "both starts are known")
+        log = engine.parts.log
+        sound, calls = log.bounds, []
+
+        def moody(partition: int) -> tuple[int, int]:
+            calls.append(partition)
+            if partition == 0 and calls.count(0) == 1:
+                raise Unavailable("the disk is away")
+            return sound(partition)
+
+        log.bounds = moody  # type: ignore[method-assign]
+        yard.site.send(10)
+        eventually(lambda: len(yard.done) == 5 and 0 in engine.shares.troubles(), "the other partition is done")
+        yard.await_end()
+        assert engine.shares.troubles() == {}
+
+
+def test_something_closed_under_the_loop_ends_the_member_loudly() -> None:
+    class Gone(MemorySink):
+        def stage(self, batch: Batch, output: list[Place]) -> str:
+            raise Closed("queue 'copies' was closed before this call")
+
+    with Yard() as yard:
+        yard.site.send(10)
+        engine = yard.engine("A", sink=Gone())
+        assert engine.life.wait(20)
+        assert "was closed" in str(engine.life.error)
+
+
+def test_a_message_that_was_lost_during_its_last_try_is_left_to_the_next_owner() -> None:
+    with Yard(1, PATIENT.with_(tries=1)) as yard:
+        seeks: list[int] = []
+
+        def fail(batch: Batch) -> list[Place]:
+            if batch.rows == 1 and not seeks:
+                seeks.append(1)
+                yard.site.queue.group("g").seek({0: 0})
+                eventually(lambda: _epoch(yard) > batch.ranges[0].epoch, "it is claimed again")
+                raise ValueError("too late")
+            return yard.record(batch)
+
+        yard.site.send(1)
+        engine = yard.engine("A", fail)
+        yard.await_end()
+        assert list(engine.group.dead_letters) == []
+        assert Counter(yard.done) == yard.all_places()
+
+
+def test_a_hang_before_the_first_batch_is_a_stall_too() -> None:
+    with Yard(1, HASTY.with_(progress_limit_ms=1_500)) as yard:
+        hanging, go_on = threading.Event(), threading.Event()
+
+        class Slow(MemorySink):
+            def recover(self, *arguments: Any) -> None:
+                hanging.set()
+                go_on.wait(60)
+
+        yard.site.send(4)
+        yard.engine("A", sink=Slow())
+        assert hanging.wait(20)
+        yard.engine("B", sink=yard.sink)
+        eventually(lambda: set(yard.site.owners().values()) == {"B"}, "B has what A sat on")
+        go_on.set()
 
 
 def test_what_fails_without_any_message_blames_none() -> None:

@@ -14,7 +14,7 @@ from tests.runtime.support import HASTY, PATIENT, eventually
 
 import pxrs
 from pxrs.errors import BadSetting, HandlerFailed
-from pxrs.sinks import ParquetSink
+from pxrs.sinks import ParquetSink, parquet
 
 Place = tuple[int, int]
 
@@ -159,6 +159,33 @@ def test_a_sink_that_cannot_write_ends_the_consumer_and_moves_nothing(tmp_path: 
         with pytest.raises(HandlerFailed, match="No space left"):
             consumer.check()
         assert shop.queue.group("g").describe().total_lag == 10
+
+
+def test_output_that_could_be_shown_only_half_is_finished_by_the_next_owner_and_not_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Shop(tmp_path, HASTY) as shop:
+        sound, moved = parquet._move, []
+
+        def one_only(path: str, shown_path: str) -> None:
+            moved.append(path)
+            if len(moved) == 2:
+                raise OSError(5, "Input/output error")
+            sound(path, shown_path)
+
+        def by_last_digit(batch: pa.RecordBatch, context: pxrs.Context) -> pa.RecordBatch:
+            made = places_of(batch, context)
+            digit = pa.array([int(value[-1:]) % 2 for value in made.column("value").to_pylist()])
+            return pa.RecordBatch.from_arrays([*made.columns, digit], ["offset", "value", "epoch", "digit"])
+
+        monkeypatch.setattr(parquet, "_move", one_only)
+        shop.send(40)
+        first = shop.consumer("A", by_last_digit, ParquetSink(shop.out, partition_by="digit"))
+        assert first.wait(30)
+        assert first.error is not None
+        monkeypatch.setattr(parquet, "_move", sound)
+        shop.consumer("B", by_last_digit, ParquetSink(shop.out, partition_by="digit"))
+        shop.await_shown()
 
 
 def test_a_sink_needs_arrow_batches(tmp_path: Path) -> None:

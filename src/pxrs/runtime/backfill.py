@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from pxrs.errors import Closed, PxrsError
+from pxrs.errors import Closed, PxrsError, Unavailable
 from pxrs.model import Batch, Grant, Owner
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.report import Report
@@ -28,7 +28,6 @@ class Backfill:
         self.ends = dict(ends)
         self.report = report
         self.stopping = False
-        self.ended: Callable[[], None] = lambda: None
         self._shares = shares
         self._begin = {p: offset for p, offset in begin.items() if p in ends}
         self._error: PxrsError | None = None
@@ -65,12 +64,11 @@ class Backfill:
     def finish(self) -> None:
         """The loop has ended."""
         self._done.set()
-        self.ended()
 
     def stop(self, timeout: float | None = None, own_threads: Any = ()) -> None:
         self.request_stop()
-        if threading.current_thread() not in own_threads:
-            self._done.wait(timeout)
+        if threading.current_thread() not in own_threads and not self._done.wait(timeout):
+            raise Unavailable(f"the backfill is still in a batch after {timeout} s")
 
     def kill(self) -> None:
         self._shares.halt()

@@ -7,7 +7,6 @@ commits go through ``submit``, so the same loop serves a member of a group and a
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +28,11 @@ from pxrs.errors import (
 )
 from pxrs.logs.base import Log
 from pxrs.model import Batch, Grant, Owner, Range
-from pxrs.rules.batches import Pace, halves, share_out
+from pxrs.rules.batches import GROWTH, Pace, halves, share_out
 from pxrs.runtime import delivery
 from pxrs.runtime.delivery import Context
-from pxrs.runtime.publishing import Outcome, Submit, commit_batch
+from pxrs.runtime.gist import gist
+from pxrs.runtime.publishing import NobodyCommits, Outcome, Submit, commit_batch, store_start
 from pxrs.runtime.report import Report
 from pxrs.runtime.shares import Share, Shares
 from pxrs.runtime.sink import Sink
@@ -99,8 +99,8 @@ class BatchLoop:
         try:
             while not self._a.is_stopping():
                 self._step()
-        except Closed:
-            pass  # the member has ended, and says itself why
+        except NobodyCommits:
+            pass
         except PxrsError as error:
             self._a.fail(error)
         except BaseException as error:
@@ -116,6 +116,7 @@ class BatchLoop:
         shares = self._a.shares
         shares.bell.clear()
         for share in shares.newcomers():
+            shares.progressed()  # who hangs in here makes no progress either
             self._begin(share)
         self._watch()
         ranges = shares.take(self._plan())
@@ -137,9 +138,9 @@ class BatchLoop:
         """A new partition: finish what its last owner left half published, then find the start."""
         a, number = self._a, share.grant.partition
         identity = a.log.identity
-        if a.sink is not None:
-            a.sink.recover(identity.name, identity.id, a.group, share.grant, share.note)
         try:
+            if a.sink is not None:
+                a.sink.recover(identity.name, identity.id, a.group, share.grant, share.note)
             first, end = a.log.bounds(number)
             position = a.start_at(number) if share.position is None else share.position
             if not first <= position <= end:
@@ -147,7 +148,11 @@ class BatchLoop:
         except (Unavailable, Damaged) as error:
             self._park(number, error)
             return
-        a.shares.begin(share.grant, position)
+        trouble = store_start(a.submit, share.grant, position) if share.position is None else None
+        if trouble is None:
+            a.shares.begin(share.grant, position)
+        elif not isinstance(trouble, Fenced):
+            self._park(number, trouble)
 
     def _park(self, partition: int, error: PxrsError) -> None:
         logger.error("partition %d waits: %s", partition, error)
@@ -165,8 +170,10 @@ class BatchLoop:
     def _plan(self) -> list[Range]:
         waiting: dict[Grant, tuple[int, int]] = {}
         for grant, position in self._a.shares.takeable().items():
-            with suppress(*LOG_TROUBLES):
+            try:
                 waiting[grant] = (position, self._end_of(grant.partition))
+            except LOG_TROUBLES as error:
+                self._park(grant.partition, error)
         self._lag = sum(end - position for position, end in waiting.values())
         chosen = self._choose([grant for grant, (position, end) in waiting.items() if end > position])
         shares = share_out({g.partition: waiting[g][1] - waiting[g][0] for g in chosen}, self.pace.rows)
@@ -201,6 +208,8 @@ class BatchLoop:
         else:
             self._check_function(ranges, error)
             self._narrow(ranges, error)
+            # Smaller ones may pass where large ones do not; if they do, they soon grow again.
+            self.pace = replace(self.pace, rows=max(1, int(self.pace.rows / GROWTH)))
         self._a.shares.finish()
 
     def _new_batch(self, ranges: tuple[Range, ...]) -> Batch:
@@ -244,6 +253,9 @@ class BatchLoop:
             return None
         except Exception as error:
             self._discard(batch)
+            if "StopConsuming" in gist(error):  # raised in a task, it arrives as an error of Spark
+                self._a.stop()
+                return None
             if isinstance(error, _CannotWrite | Closed | Refused) or self._a.is_fatal(error):
                 raise HandlerFailed(f"batch {batch.number} cannot be executed: {gist(error)}") from error
             logger.warning("batch %d failed at try %d: %s", batch.number, batch.attempt, gist(error))
@@ -329,6 +341,8 @@ class BatchLoop:
         """One message fails by itself: let the policy decide."""
         a = self._a
         where, tries = f"partition {part.partition} offset {part.start}", a.settings.tries
+        if not a.shares.is_wanted(part) or not self._may_go_on():
+            return  # lost meanwhile: it is for the next owner to judge
         try:
             found = a.log.read(part.partition, part.start, 1)
         except LOG_TROUBLES as trouble:
@@ -362,21 +376,3 @@ class _CannotWrite(PxrsError):
 def _nothing(batch: Batch) -> str:
     """The note of a batch that has nothing to publish."""
     return f'{{"batch": "{batch.name}"}}'
-
-
-_PYTHON_ERROR = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Failed|Refused|Exit|Interrupt)\b.*", re.MULTILINE)
-_JAVA_CAUSE = re.compile(r"^Caused by: (.*)", re.MULTILINE)
-
-
-def gist(error: Exception) -> str:
-    """What a person wants to read first: Spark's errors are pages long, and the user's own stands deep inside.
-
-    The same for the same mistake: numbers of Java objects, which differ from call to call, are left out.
-    """
-    text = str(error).strip()
-    inner: list[str] = _PYTHON_ERROR.findall(text[text.find("Traceback") :]) if "Traceback" in text else []
-    if inner:
-        return inner[0]
-    caused = _JAVA_CAUSE.findall(text)
-    first = caused[-1] if caused else text.splitlines()[0] if text else ""
-    return re.sub(r"\bo\d+\.", "", f"{type(error).__name__}: {first}")

@@ -143,6 +143,8 @@ class Membership:
 
     def fail(self, error: PxrsError) -> None:
         """The work cannot go on: leave, and keep the reason."""
+        if self._done.is_set():
+            return
         if self._error is None:
             self._error = error
         self.request_stop()
@@ -185,7 +187,9 @@ class Membership:
             self.member.leave()
         try:
             wake_at = self.member.round()
-        except Exception as error:  # a driver's bug must end this member loudly, not leave it half alive
+        except (
+            BaseException
+        ) as error:  # a driver's bug, or sys.exit in a listener, must end this member loudly, not leave it half alive
             name = self.member.me.id
             logger.exception("member %s ends", name)
             named = error if isinstance(error, PxrsError) else Unexpected(f"member {name!r}: {error!r}")
@@ -219,8 +223,14 @@ def signals(leave: Callable[[], None]) -> Iterator[None]:
         yield
         return
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        leave()
+    asked: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) == 1:  # a second signal may come in the middle of this, and what it does is not made for that
+            leave()
+        elif number == signal.SIGINT:
+            signal.default_int_handler(number, frame)  # whoever insists need not wait
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -7,13 +7,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from pxrs.errors import Conflict, Fenced, PxrsError, Unavailable, Unknown
+from pxrs.errors import Closed, Conflict, Fenced, PxrsError, Unavailable, Unknown
 from pxrs.model import Batch, Grant
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
 from pxrs.runtime.sink import Sink
 
 Submit = Callable[[Mapping[Grant, int], str | None, bool], Future[Changed]]
+
+
+class NobodyCommits(Closed):
+    """The member has ended meanwhile, and says itself why."""
+
+
 AGAIN_SECONDS = 0.2
 """The pause after a commit of which nothing was heard."""
 
@@ -55,13 +61,35 @@ def _ask(
     submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool
 ) -> tuple[dict[Grant, int], dict[Grant, PxrsError]]:
     try:
-        results = submit(ends, note, together).result()
+        results = _answer(submit, ends, note, together)
     except Fenced as error:
         return {}, dict.fromkeys(ends, error)
     except (Conflict, Unknown, Unavailable):
         return {}, {}
     if together:
         return dict(ends), {}
+    for result in results.values():
+        if isinstance(result, PxrsError) and not isinstance(result, Fenced | Conflict | Unknown | Unavailable):
+            raise result  # the store, or the work, is not what it should be: to ask again would not help
     done = {grant: end for grant, end in ends.items() if isinstance(results[grant.partition], Held)}
     fenced: dict[Grant, PxrsError] = {g: r for g in ends if isinstance(r := results[g.partition], Fenced)}
     return done, fenced
+
+
+def _answer(submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool) -> Changed:
+    try:
+        return submit(ends, note, together).result()
+    except Closed as error:
+        raise NobodyCommits(str(error)) from error
+
+
+def store_start(submit: Submit, grant: Grant, position: int) -> PxrsError | None:
+    """Write down where a partition begins that had no checkpoint, before anything of it is taken.
+
+    A crash in its first batch would else lose what was there: "latest" is somewhere else the next time.
+    """
+    try:
+        result = _answer(submit, {grant: position}, None, False)[grant.partition]
+    except (Fenced, Conflict, Unknown, Unavailable) as error:
+        return error
+    return result if isinstance(result, PxrsError) else None

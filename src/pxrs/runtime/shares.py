@@ -143,7 +143,7 @@ class Shares:
         with self._lock:
             share = self._find(grant)
             if share is not None:
-                share.position, share.ready = position, True
+                share.position, share.ready, share.trouble = position, True, None
 
     def park(self, partition: int, error: PxrsError) -> None:
         """Its log cannot be read: leave it alone for a while. It holds up no other partition."""

@@ -13,7 +13,11 @@ from pxrs.model import Batch, Grant
 
 
 class Sink(Protocol):
-    """Where output goes, each message's exactly once. One object serves one member; calls may come from any thread."""
+    """Where output goes, each message's exactly once. One object serves one member; calls may come from any thread.
+
+    Notes that this sink did not make reach it too: those of batches without output, and of other sinks. It leaves
+    alone what names nothing of its own.
+    """
 
     def stage(self, batch: Batch, output: Any) -> str:
         """Write the output of a batch aside, durably. Returns the note that says what to publish; "" if nothing is."""

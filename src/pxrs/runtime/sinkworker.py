@@ -88,7 +88,11 @@ class SinkWorker(Worker):
             self._halt = self._lost = True
             return
         note = note or f'{{"batch": "{batch.name}"}}'
-        outcome = commit_batch(self._submit, self._job.sink, batch, note, lambda: not self._lost, threading.Event())
+        try:
+            outcome = commit_batch(self._submit, self._job.sink, batch, note, lambda: not self._lost, threading.Event())
+        except BaseException:  # committed perhaps, and half shown: the next owner finishes it, this one must not
+            self._halt = self._lost = True
+            raise
         if outcome.committed:
             self._stored, self._outputs = self.position, []
         else:

@@ -95,19 +95,24 @@ class ParquetSink(StagedSink):
         for path in list(visible_files(data)):
             footer = pq.read_metadata(path)
             if footer.num_rows:
-                self._check_types({field.name: str(field.type) for field in footer.schema.to_arrow_schema()})
+                self._check_types(_types_of(footer))
             else:
                 os.unlink(path)
 
     def _check_types(self, types: dict[str, str]) -> None:
         with self._lock:
-            first = self._types = self._types or types
+            first = self._types = self._types or self._types_shown() or types
         if types != first:
             before, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((first, types), (types, first)))
             raise Refused(
                 f"the columns of the output have changed from {before} to {now}: readers of {self.target} would "
                 "fail or lose columns. Cast them, or write to another directory"
             )
+
+    def _types_shown(self) -> dict[str, str] | None:
+        """The columns of what is in the directory already, written by an earlier run or another group."""
+        shown = next((path for path in visible_files(self.target) if path.endswith(".parquet")), None)
+        return None if shown is None else _types_of(pq.read_metadata(shown))
 
     def _show(self, staging: Staging, note: Note) -> None:
         while files := staging.files(note.batch):
@@ -118,6 +123,10 @@ class ParquetSink(StagedSink):
                 _move(path, shown)
             for folder in folders:  # also of files that another moved: it may not have come to this point
                 sync_directory(folder)
+
+
+def _types_of(footer: pq.FileMetaData) -> dict[str, str]:
+    return {field.name: str(field.type) for field in footer.schema.to_arrow_schema()}
 
 
 def _beside(directory: str) -> str:

@@ -110,7 +110,8 @@ class Pipeline:
         ``until_end``: also when all that is in the queue now is processed, by this member or by others.
         """
         if until_end:
-            self._target, self._parts.idle_seconds = self._queue.ends(), LOOK_SECONDS
+            self._target = self._parts.ends = self._queue.ends()
+            self._parts.idle_seconds = LOOK_SECONDS
         with signals(self._life.request_stop):
             self.start()
             self._life.wait()
@@ -119,8 +120,10 @@ class Pipeline:
 
     def stop(self, timeout: float | None = None) -> None:
         """Leave cleanly: finish the running batch, commit, release; the others see it at once. Blocks until done."""
+        if self._thread.ident is None and isinstance(self._life, Backfill):
+            self._life.finish()
         self._life.stop(timeout, [self._thread])
-        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+        if self._thread.ident is not None and threading.current_thread() is not self._thread and self._life.is_done:
             self._thread.join(LAST_SECONDS)
 
     def kill(self) -> None:
@@ -191,9 +194,16 @@ class Pipeline:
         return membership
 
     def _backfill(self, start: Places, end: Places | None, told: Report) -> Backfill:
-        every = range(self._queue.partitions)
-        begin = self._group.resolve(_each(start, every))
-        ends = self._group.resolve(_each("latest" if end is None else end, begin))
+        named = (
+            start if isinstance(start, Mapping) else end if isinstance(end, Mapping) else range(self._queue.partitions)
+        )
+        begin = self._group.resolve(_each(start, named))
+        ends = self._group.resolve(_each("latest" if end is None else end, named))
+        if set(begin) != set(ends):
+            raise BadSetting(f"start= names partitions {sorted(begin)}, end= names {sorted(ends)}: name the same ones")
+        for partition, first in begin.items():
+            if first > ends[partition]:
+                raise BadSetting(f"partition {partition}: start {first} is behind end {ends[partition]}")
         return Backfill(self._shares, begin, ends, told)
 
     def _assembly(self, sink: Sink | None, start: Places) -> Assembly:
@@ -258,10 +268,11 @@ class Pipeline:
 
     def _finish_backfill(self, life: Backfill) -> None:
         try:
+            if not life.is_over:
+                life.fail(Closed("the backfill was stopped before its end, and has shown nothing"))
             if self._deferred is not None:
-                whole = life.error is None and life.is_over
-                self._deferred.publish_all() if whole else self._deferred.discard_all()
-        except (PxrsError, OSError) as error:
+                self._deferred.publish_all() if life.error is None else self._deferred.discard_all()
+        except Exception as error:
             life.fail(Unavailable(f"the output of the backfill cannot be published: {error}"))
         finally:
             life.finish()

@@ -48,7 +48,10 @@ class TaskReader:
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """All batches of one task. Spark hands in what was planned for it: slices in order; None if nothing was."""
         function = None if self.function is None else pickle.loads(self.function)
-        return batches_of(self.reading, partition.value or (), _stored, function)
+        slices = partition.value or ()
+        if function is not None and not slices:  # only to see whether it can run here at all
+            list(results(function(pa.RecordBatch.from_pylist([], schema=schema_of(self.reading.columns)))))
+        return batches_of(self.reading, slices, _stored, function)
 
 
 def batches_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
@@ -14,11 +14,9 @@ from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log
 from pxrs.model import Batch
 from pxrs.runtime.delivery import taking
-from pxrs.spark.columns import check_columns
+from pxrs.spark.columns import check_columns, schema_of
 from pxrs.spark.frame import Schema, arrow_of, frame, nothing, output_schema, to_arrow
-
-if TYPE_CHECKING:
-    from pxrs.spark.reading import MapArrow
+from pxrs.spark.reading import MapArrow, results
 
 FAST_BYTES = 16 << 20
 """A batch of few but huge messages does not go through the driver."""
@@ -55,11 +53,8 @@ class Runner:
 
     def execute(self, batch: Batch) -> Any:
         """The output of a batch: a DataFrame, or an Arrow table; None without a sink."""
-        self._running = batch.name
-        try:
-            return self._run(batch, self._table(batch) if self._is_small(batch) else None)
-        finally:
-            self._running = None
+        self._running = batch.name  # also after this returns: a sink computes what is lazy
+        return self._run(batch, self._table(batch) if self._is_small(batch) else None)
 
     def _run(self, batch: Batch, table: pa.Table | None) -> Any:
         if table is not None and self._process is None:
@@ -106,6 +101,8 @@ class Runner:
 
     def probe(self, batch: Batch) -> None:
         """Run the user's functions, where this batch runs them, on no message at all."""
+        if self._map_arrow is not None:
+            list(results(self._map_arrow(schema_of(self._columns).empty_table().to_batches()[0])))
         if self._is_small(batch):
             df = self._spark.createDataFrame(to_arrow(self._schema).empty_table(), schema=self._schema)
         else:
