@@ -119,10 +119,6 @@ def _anything_else_is_news(self: Commits, number: int, handle: Handle) -> bool:
     return not at_rest and self._work.position(number) != handle.committed
 
 
-def _never_doubts(self: Commits, positions: Mapping[Grant, int]) -> None:
-    """A commit without an answer leaves no mark."""
-
-
 SEEN = frozenset({"visible once"})
 
 BATCH_BUGS = (
@@ -141,8 +137,6 @@ BATCH_BUGS = (
     Bug(32, "recover removes what could still be committed", SimulatedSink, "recover", _clears_what_is_not_its_own,
         SEEN),
     Bug(33, "a claim forgets the note", ownership, "claim", _claims_with_an_empty_note, SEEN),
-    Bug(34, "no mark on what a commit without an answer left", Commits, "_doubt", _never_doubts,
-        frozenset({"convergence"})),
     Bug(35, "a part is taken whose forerunner was refused", Shares, "is_wanted", _is_wanted_wherever_it_starts,
         frozenset({"no loss", "order"})),
     Bug(36, "the member does not rest while output is published", Commits, "_has_news", _anything_else_is_news,
