@@ -89,8 +89,8 @@ class Engine:
         self.loop = BatchLoop(self.parts)
         self.thread = threading.Thread(target=self.loop.run, daemon=True)
 
-    def _probe(self, batch: Batch) -> None:
-        self.parts.execute(replace(batch, ranges=()))
+    def _probe(self, batch: Batch) -> Any:
+        return self.parts.execute(replace(batch, ranges=()))
 
     def _hear(self, kind: str, facts: Any) -> None:
         self.events.append({"kind": kind, **facts})
@@ -577,7 +577,7 @@ def test_what_fails_without_any_message_blames_none() -> None:
         yard.site.send(40)
         engine = yard.engine("A", broken)
         assert engine.life.wait(20)
-        assert "without any message too, ModuleNotFoundError: No module named 'billing'" in str(engine.life.error)
+        assert "no message is to blame: ModuleNotFoundError: No module named 'billing'" in str(engine.life.error)
         assert list(engine.group.dead_letters) == []
         assert yard.site.lag() == 40
 

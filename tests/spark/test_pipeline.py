@@ -22,7 +22,7 @@ import pxrs
 from pxrs.errors import BadSetting, HandlerFailed, Refused, StopConsuming
 from pxrs.model import Batch
 from pxrs.sinks import ParquetSink, QueueSink
-from pxrs.spark import Pipeline
+from pxrs.spark import Pipeline, frame
 
 pytestmark = pytest.mark.xdist_group("spark")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # not importable there
@@ -188,6 +188,28 @@ def test_a_function_that_executors_cannot_load_stops_the_pipeline_and_blames_no_
     assert list(queue.group("g").dead_letters) == [] and lag(queue) == 200
 
 
+def test_output_that_no_sink_can_take_blames_no_message(spark: SparkSession, queue: pxrs.Queue, tmp_path: Path) -> None:
+    def strange(df: DataFrame) -> DataFrame:
+        return df.selectExpr("interval 1 month as i")
+
+    pipeline = Pipeline(
+        spark, queue, "g", strange, sink=ParquetSink(tmp_path / "out"), settings=SETTINGS.with_(tries=1)
+    )
+    with pytest.raises(HandlerFailed, match="no message is to blame"):
+        pipeline.run()
+    assert list(queue.group("g").dead_letters) == [] and lag(queue) == 200
+
+
+def test_stop_consuming_in_a_task_leaves_too(spark: SparkSession, queue: pxrs.Queue) -> None:
+    def enough(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch.num_rows:
+            raise StopConsuming("enough")
+        return batch.select(["offset"])
+
+    Pipeline(spark, queue, "g", map_arrow=enough, settings=BY_TASKS.with_(tries=1)).run()
+    assert list(queue.group("g").dead_letters) == [] and lag(queue) == 200
+
+
 def test_the_policy_stop_raises_and_names_the_message(spark: SparkSession, queue: pxrs.Queue) -> None:
     def process(df: DataFrame) -> None:
         if df.where("value = '77'").count():
@@ -273,6 +295,16 @@ def test_what_cannot_be_meant_is_refused_at_once(spark: SparkSession, queue: pxr
         Pipeline(spark, queue, "g", numbers, columns=["valeu"])
     with pytest.raises(BadSetting, match=r"no type to \['n'\].*schema="):
         Pipeline(spark, queue, "g", map_arrow=lambda b: pa.RecordBatch.from_pydict({"n": b["offset"].to_pylist()}))
+    with pytest.raises(BadSetting, match="ParquetSink"):
+        Pipeline(spark, queue, "g", numbers, sink="./out")  # type: ignore[arg-type]
+    with pytest.raises(BadSetting, match="must be a function"):
+        Pipeline(spark, queue, "g", "numbers")  # type: ignore[arg-type]
+    with pytest.raises(BadSetting, match="is behind end"):
+        Pipeline(spark, queue, None, numbers, start={0: 9}, end={0: 3})
+    with pytest.raises(BadSetting, match="name the same"):
+        Pipeline(spark, queue, None, numbers, start={0: 0}, end={1: 3})
+    with pytest.raises(BadSetting, match="is no queue"):
+        frame(spark, "file:./orders", {0: (0, 1)})  # type: ignore[arg-type]
     with pytest.raises(BadSetting, match="backfill"):
         Pipeline(spark, queue, "g", numbers, end="latest")
     with pytest.raises(Refused):

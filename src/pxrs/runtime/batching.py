@@ -61,7 +61,7 @@ class Assembly:
     is_fatal: Callable[[Exception], bool]
     """Whether an error says that nothing can be executed any more, whatever the messages are."""
     probe: Callable[[Batch], Any]
-    """The same as ``execute`` in the same way, with no messages: what fails then is not the fault of any."""
+    """The output of the same functions, run where they would be for this batch, for no messages at all."""
     sink: Sink | None
     submit: Submit
     start_at: Callable[[int], int]
@@ -256,7 +256,9 @@ class BatchLoop:
             if "StopConsuming" in gist(error):  # raised in a task, it arrives as an error of Spark
                 self._a.stop()
                 return None
-            if isinstance(error, _CannotWrite | Closed | Refused) or self._a.is_fatal(error):
+            if isinstance(error, _CannotWrite):
+                raise HandlerFailed(f"the output of batch {batch.number} cannot be written: {error}") from error
+            if isinstance(error, Closed | Refused) or self._a.is_fatal(error):
                 raise HandlerFailed(f"batch {batch.number} cannot be executed: {gist(error)}") from error
             logger.warning("batch %d failed at try %d: %s", batch.number, batch.attempt, gist(error))
             self._tell("failed", batch, began, began, error=gist(error))
@@ -317,10 +319,18 @@ class BatchLoop:
     def _check_function(self, ranges: tuple[Range, ...], error: Exception) -> None:
         """Blame no message for what fails without any: a missing module would fill the dead letters with the queue."""
         try:
-            self._a.probe(self._new_batch(ranges))
+            self._probe(self._new_batch(ranges))
         except Exception as other:
             if gist(other) == gist(error):
-                raise HandlerFailed(f"it fails without any message too, {gist(error)}") from error
+                raise HandlerFailed(
+                    f"it fails for an empty batch too, so no message is to blame: {gist(error)}"
+                ) from error
+
+    def _probe(self, batch: Batch) -> None:
+        try:
+            self._stage(batch, self._a.probe(batch))
+        finally:
+            self._discard(batch)
 
     def _narrow(self, ranges: Sequence[Range], error: Exception) -> None:
         """A batch keeps failing: its halves are batches of their own, until the message that does it stands alone."""

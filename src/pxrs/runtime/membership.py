@@ -218,7 +218,7 @@ class Membership:
 
 @contextmanager
 def signals(leave: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT mean a clean leave, as long as this lasts; only the main thread can say so."""
+    """SIGTERM, SIGINT and SIGHUP mean a clean leave, as long as this lasts; only the main thread can say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -232,7 +232,10 @@ def signals(leave: Callable[[], None]) -> Iterator[None]:
         elif number == signal.SIGINT:
             signal.default_int_handler(number, frame)  # whoever insists need not wait
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    caught = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go, the process stays
+        caught.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in caught}
     try:
         yield
     finally:

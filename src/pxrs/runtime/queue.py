@@ -33,7 +33,7 @@ from pxrs.runtime.meter import Measured, Meter, serve
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.sink import Sink, check_sink
 from pxrs.runtime.work import Work
 from pxrs.runtime.worker import Job
 from pxrs.runtime.workforce import Workforce
@@ -205,6 +205,7 @@ class Queue:
         name = check_name("member", _random_member() if member is None else member)
         registry = self._registry(group, name, settings)
         workforce = Workforce(self._job(registry, handler, deliver, start, assigned, revoked, name, settings))
+        check_sink(sink)
         if sink is not None and deliver != "arrow":
             raise BadSetting(
                 f"deliver = {deliver!r}: a handler with a sink gets and returns Arrow batches, deliver='arrow'"

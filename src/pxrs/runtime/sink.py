@@ -7,11 +7,19 @@ of any of the batch's partitions finds it there and publishes, before it takes a
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from pxrs.errors import BadSetting
 from pxrs.model import Batch, Grant
 
 
+def check_sink(sink: object) -> None:
+    """Refuse what could not take output: the path of a directory, as a rule."""
+    if sink is not None and not isinstance(sink, Sink):
+        raise BadSetting(f"sink = {sink!r}: must be a sink, as pxrs.sinks.ParquetSink({sink!r}) is")
+
+
+@runtime_checkable
 class Sink(Protocol):
     """Where output goes, each message's exactly once. One object serves one member; calls may come from any thread.
 

@@ -71,6 +71,9 @@ class ParquetSink(StagedSink):
         self._check_files(data)
 
     def _check_columns(self, columns: Sequence[str]) -> None:
+        twice = sorted({column for column in columns if list(columns).count(column) > 1})
+        if twice:
+            raise Refused(f"the output has several columns named {twice}: no reader could tell them apart")
         for column in self._partition_by:
             if column not in columns:
                 raise Refused(f"the output has no column {column!r} to partition by; there are {list(columns)}")

@@ -57,6 +57,8 @@ class QueueSink(StagedSink):
     kind = "queue"
 
     def __init__(self, queue: Queue, staging: str | os.PathLike[str] | None = None) -> None:
+        if not isinstance(queue, Queue):
+            raise BadSetting(f"queue = {queue!r}: must be an open queue, as pxrs.open({queue!r}) is")
         directory = queue.log.directory if staging is None else staging
         if directory is None:
             raise BadSetting(

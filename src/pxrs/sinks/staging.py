@@ -42,6 +42,11 @@ def local_directory(place: str | os.PathLike[str]) -> str:
     path = os.path.abspath(text)
     if os.path.lexists(path) and not os.path.isdir(path):
         raise BadSetting(f"directory = {path!r} is a file; a sink needs a directory of its own")
+    above = os.path.dirname(path)
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        raise BadSetting(f"directory = {path!r} cannot be made: {above} is a file")
     return path
 
 

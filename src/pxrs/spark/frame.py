@@ -82,7 +82,10 @@ def arrow_of(
 
 def log_of(queue: Queue | Log) -> Log:
     """The log of a queue, or the log itself."""
-    return queue if isinstance(queue, Log) else queue.log
+    found = queue if isinstance(queue, Log) else getattr(queue, "log", None)
+    if not isinstance(found, Log):
+        raise BadSetting(f"{queue!r} is no queue: open it first, with pxrs.open({queue!r})")
+    return found
 
 
 def _can_give_pieces(log: Log, part: Range) -> bool:

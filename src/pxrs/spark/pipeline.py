@@ -26,7 +26,7 @@ from pxrs.runtime.meter import Meter
 from pxrs.runtime.queue import Queue
 from pxrs.runtime.report import Report, to_all
 from pxrs.runtime.shares import Shares
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.sink import Sink, check_sink
 from pxrs.runtime.worker import Tally
 from pxrs.settings import Settings
 from pxrs.spark.progress import live_line
@@ -74,6 +74,7 @@ class Pipeline:
     ) -> None:
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         """The last batches, as ``report("batch", facts)`` has told them."""
+        check_sink(sink)
         self._queue = queue
         self._settings = settings or queue.settings
         self._clock = SystemClock()

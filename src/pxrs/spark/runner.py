@@ -41,6 +41,9 @@ class Runner:
     ) -> None:
         if process is None and map_arrow is None and not has_sink:
             raise BadSetting("a pipeline needs something to do: process=, map_arrow= or sink=")
+        for name, function in (("process", process), ("map_arrow", map_arrow)):
+            if function is not None and not callable(function):
+                raise BadSetting(f"{name} = {function!r}: must be a function")
         self._spark = spark
         self._log = log
         self._process = taking(process, 2)
@@ -99,7 +102,7 @@ class Runner:
         if sum(self._log.bounds(p)[1] for p in range(self._log.identity.partitions)) > self._fast_rows:
             _compute(nothing(self._spark, self._log, self._columns, self._schema))
 
-    def probe(self, batch: Batch) -> None:
+    def probe(self, batch: Batch) -> Any:
         """Run the user's functions, where this batch runs them, on no message at all."""
         if self._map_arrow is not None:
             list(results(self._map_arrow(schema_of(self._columns).empty_table().to_batches()[0])))
@@ -108,8 +111,9 @@ class Runner:
         else:
             df = nothing(self._spark, self._log, self._columns, self._schema, self._map_arrow)
         output = self._process(df, replace(batch, ranges=())) if self._process is not None else df
-        if isinstance(output, DataFrame):
+        if isinstance(output, DataFrame) and not self._has_sink:
             _compute(output)
+        return output
 
     def cancel(self) -> None:
         """Nobody waits for the running batch any more: end its jobs."""
