@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -105,7 +106,7 @@ class Runner:
     def probe(self, batch: Batch) -> Any:
         """Run the user's functions, where this batch runs them, on no message at all."""
         if self._map_arrow is not None:
-            list(results(self._map_arrow(schema_of(self._columns).empty_table().to_batches()[0])))
+            list(results(self._map_arrow(pa.RecordBatch.from_pylist([], schema=schema_of(self._columns)))))
         if self._is_small(batch):
             df = self._spark.createDataFrame(to_arrow(self._schema).empty_table(), schema=self._schema)
         else:
@@ -118,7 +119,8 @@ class Runner:
     def cancel(self) -> None:
         """Nobody waits for the running batch any more: end its jobs."""
         if self._running is not None:
-            self._spark.sparkContext.cancelJobGroup(self._running)
+            with suppress(Exception):  # Spark may be gone already, and with it all that could be cancelled
+                self._spark.sparkContext.cancelJobGroup(self._running)
 
     def is_fatal(self, error: Exception) -> bool:
         """Whether Spark itself is gone: then no batch can run, and no message is to blame."""
