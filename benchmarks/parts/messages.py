@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 VALUE_BYTES = 100
 PARTITIONS = 8
 ACCOUNTS = 1_000
-AMOUNT_AT = slice(26, 32)
-"""Where the amount stands in a value."""
 _CHUNK = 100_000
 
 
@@ -64,8 +62,3 @@ def write_json(messages: DataFrame, place: Path) -> None:
 def whole(spark: SparkSession, place: str) -> DataFrame:
     """All messages of the queue, a task for each partition."""
     return spark.read.format("pxrs").option("minPartitions", PARTITIONS).load(place)
-
-
-def amounts(batch: pa.RecordBatch) -> pa.Array:
-    """The amount in each value, with nothing but Arrow's own functions."""
-    return pc.binary_slice(batch.column("value"), AMOUNT_AT.start, AMOUNT_AT.stop).cast(pa.string()).cast(pa.int64())

@@ -327,8 +327,11 @@ class BatchLoop:
                 ) from error
 
     def _probe(self, batch: Batch) -> None:
+        output = self._a.probe(batch)
+        if output is None:
+            return
         try:
-            self._stage(batch, self._a.probe(batch))
+            self._stage(batch, output)  # what no sink can take fails here, without any row of it
         finally:
             self._discard(batch)
 
