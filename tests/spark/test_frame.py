@@ -19,7 +19,7 @@ from pxrs.model import Range
 from pxrs.spark import frame
 from pxrs.spark.columns import PLAIN, TYPES, schema_of
 from pxrs.spark.frame import arrow_of, output_schema
-from pxrs.spark.plan import Slice, from_json, pack, plan_of, to_json
+from pxrs.spark.plan import Slice, pack, plan_of
 from pxrs.spark.reading import ENOUGH_ROWS, MOST_ROWS, Reading, batches_of
 
 pytestmark = pytest.mark.xdist_group("spark")
@@ -122,11 +122,6 @@ def test_tasks_get_about_as_many_rows_and_whole_partitions() -> None:
     assert pack({}, 2) == []
 
 
-def test_a_plan_survives_the_way_as_text(orders: pxrs.Queue) -> None:
-    plan = plan_of(orders.log, [Range(0, 3, 20, 5), Range(1, 0, 25, 2)], ("key", "offset"), tasks=2)
-    assert plan.tasks[0][0].pieces and from_json(to_json(plan)) == plan
-
-
 def test_at_least_one_task(spark: SparkSession, orders: pxrs.Queue) -> None:
     with pytest.raises(BadSetting, match="tasks = 0"):
         frame(spark, orders, {0: (0, 1)}, tasks=0)
@@ -185,8 +180,8 @@ def test_b78_a_task_that_runs_again_reads_the_same(orders: pxrs.Queue) -> None:
     from pxrs.spark.source import PlannedReader
 
     plan = plan_of(orders.log, [Range(0, 3, 20), Range(1, 0, 25)], PLAIN, tasks=1)
-    [partition] = PlannedReader(plan, schema_of(PLAIN), None).partitions()
-    runs = [list(PlannedReader(plan, schema_of(PLAIN), None).read(partition)) for _ in range(2)]
+    [partition] = PlannedReader(plan, schema_of(PLAIN)).partitions()
+    runs = [list(PlannedReader(plan, schema_of(PLAIN)).read(partition)) for _ in range(2)]
     assert runs[0] == runs[1] and sum(batch.num_rows for batch in runs[0]) == 42
 
 

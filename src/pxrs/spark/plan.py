@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -32,20 +31,6 @@ class Plan(NamedTuple):
     topic: str
     columns: tuple[str, ...]
     tasks: tuple[tuple[Slice, ...], ...]
-
-
-def to_json(plan: Plan) -> str:
-    """As one line of text: Spark hands options over as strings."""
-    return json.dumps(plan, separators=(",", ":"))
-
-
-def from_json(text: str) -> Plan:
-    topic, columns, tasks = json.loads(text)
-    return Plan(topic, tuple(columns), tuple(tuple(_slice(*one) for one in task) for task in tasks))
-
-
-def _slice(partition: int, start: int, end: int, epoch: int, pieces: Sequence[tuple[str, str, int, int]]) -> Slice:
-    return Slice(partition, start, end, epoch, tuple(Piece(*piece) for piece in pieces))
 
 
 # ---- planning --------------------------------------------------------------------------------------------------------

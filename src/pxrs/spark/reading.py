@@ -47,11 +47,23 @@ class TaskReader:
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """All batches of one task. Spark hands in what was planned for it: slices in order; None if nothing was."""
+        return self.batches(partition.value or ())
+
+    def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
+        """The messages of these slices, or what the user's function makes of them."""
         function = None if self.function is None else pickle.loads(self.function)
-        slices = partition.value or ()
         if function is not None and not slices:  # only to see whether it can run here at all
             list(results(function(pa.RecordBatch.from_pylist([], schema=schema_of(self.reading.columns)))))
         return batches_of(self.reading, slices, _stored, function)
+
+
+def read_tasks(
+    tasks: Sequence[Sequence[Slice]], reader: TaskReader, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In the form that ``mapInArrow`` wants: the tasks whose numbers come in, one number for each Spark task."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield from reader.batches(tasks[number])
 
 
 def batches_of(

@@ -7,14 +7,13 @@ needs is loaded when it plans.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pxrs.spark.plan import Plan, from_json
+from pxrs.spark.plan import Plan
 from pxrs.spark.reading import Reading, TaskReader
 
 
@@ -23,11 +22,10 @@ class DefaultSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        if "pxrs.plan" not in options:
-            from pxrs.spark.offsets import check_queue
-            from pxrs.spark.options import parse
+        from pxrs.spark.offsets import check_queue
+        from pxrs.spark.options import parse
 
-            check_queue(parse(options))  # what is wrong is said at load(), not when the first job runs
+        check_queue(parse(options))  # what is wrong is said at load(), not when the first job runs
 
     @classmethod
     def name(cls) -> str:
@@ -46,9 +44,7 @@ class DefaultSource(DataSource):
 
         options, self.options = self.options, {}  # this object travels to the tasks, which have no use for them
         arrow = to_arrow_schema(schema, timezone="UTC")
-        function = base64.b64decode(options["pxrs.map"]) if "pxrs.map" in options else None
-        plan = from_json(options["pxrs.plan"]) if "pxrs.plan" in options else _planned(options, arrow)
-        return PlannedReader(plan, arrow, function)
+        return PlannedReader(_planned(options, arrow), arrow)
 
 
 def _planned(options: Mapping[str, str], schema: pa.Schema) -> Plan:
@@ -61,9 +57,9 @@ def _planned(options: Mapping[str, str], schema: pa.Schema) -> Plan:
 class PlannedReader(DataSourceReader):
     """A decided plan: each partition that Spark sees is the share of one task. Only the task side is pickled."""
 
-    def __init__(self, plan: Plan, schema: pa.Schema, function: bytes | None) -> None:
+    def __init__(self, plan: Plan, schema: pa.Schema) -> None:
         self.plan = plan
-        self.task_side = TaskReader(Reading(plan.topic, plan.columns, schema), function)
+        self.task_side = TaskReader(Reading(plan.topic, plan.columns, schema))
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(task) for task in self.plan.tasks]
@@ -71,5 +67,5 @@ class PlannedReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.task_side.read(partition)
 
-    def __reduce__(self) -> tuple[type[TaskReader], tuple[Reading, bytes | None]]:
-        return TaskReader, (self.task_side.reading, self.task_side.function)
+    def __reduce__(self) -> tuple[type[TaskReader], tuple[Reading]]:
+        return TaskReader, (self.task_side.reading,)
