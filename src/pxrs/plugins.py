@@ -18,6 +18,7 @@ _BUILT_IN = {
     "pxrs.logs": {
         "memory": "pxrs.logs.memory:MemoryLog",
         "file": "pxrs.logs.files:FileLog",
+        "nats": "pxrs.logs.jetstream:JetStreamLog",
     },
 }
 

@@ -16,6 +16,8 @@ from pxrs.errors import BadSetting
 
 OnFailure = Literal["dead-letter", "skip", "stop"]
 Durability = Literal["fsync", "flush"]
+Compression = Literal["none", "lz4", "zstd"]
+SealCompression = Literal["zstd", "snappy", "lz4", "none"]
 
 DEFAULT_PARTITIONS = 16
 DEFAULT_HASH = "xxh64-spark"
@@ -91,6 +93,28 @@ class Settings:
     """A segment file of this size is full; the next batch opens a new one."""
     durability: Durability = "fsync"
     """What an acknowledgement means: on the disk ("fsync"), or handed to the operating system ("flush")."""
+    compression: Compression = "none"
+    """How the batches of segments are compressed. What is not compressed is read without a copy."""
+
+    # Housekeeping
+    housekeeping_ms: int = 10_000
+    """How often a process that sends or consumes seals full segments and deletes what is kept no longer."""
+    seal: Literal["auto", "manual"] = "auto"
+    """Whether full segments become Parquet by themselves, or by ``pxrs log seal`` only."""
+    seal_after_ms: int = 60_000
+    """A segment is sealed when it has been full for this long: consumers that are close behind read it uncopied."""
+    seal_compression: SealCompression = "snappy"
+    """How sealed segments are compressed."""
+    retention_ms: int = 0
+    """Messages older than this are deleted; 0 = kept."""
+    retention_bytes: int = 0
+    """The oldest messages of a partition that is larger than this are deleted; 0 = kept."""
+    retain: Literal["all", "unconsumed"] = "all"
+    """Whether messages that every group has consumed are kept. No rule deletes what a group has still to consume."""
+    delete_delay_ms: int = 60_000
+    """Files are deleted so long after their messages were: a job that was planned before still finds them."""
+    on_expired: Literal["stop", "skip"] = "stop"
+    """A consumer whose next message is deleted: stop with an error, or go on with the oldest there is."""
 
     # Elsewhere
     prefix: str = "/pxrs/"
@@ -128,7 +152,7 @@ _KINDS: dict[str, Any] = {f.name: get_type_hints(Settings)[f.name] for f in fiel
 _MINIMUM = {
     "lease_ms": 50, "poll_ms": 1, "drain_ms": 1, "revoke_timeout_ms": 1, "progress_limit_ms": 1,
     "commit_every": 1, "commit_interval_ms": 1, "tries": 1, "prefetch_rows": 1, "deliver_rows": 1, "batch_rows": 1,
-    "batch_bytes": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1,
+    "batch_bytes": 1, "buffer_bytes": 1, "send_timeout_ms": 1, "segment_bytes": 1, "housekeeping_ms": 1,
     "target_batch_ms": 1, "max_batch_rows": 1,
 }  # fmt: skip
 

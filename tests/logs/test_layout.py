@@ -37,6 +37,7 @@ def test_ls_shows_what_is_there(open_file: OpenFile, queue: Path) -> None:
         "partition-0",
         "partition-1",
         "partition-1/00000000000000000000.arrow",
+        "partition-1/00000000000000000000.index",
         "partition-1/00000000000000000003.arrow",
         "partition-1/lock",
         "queue.json",
@@ -274,8 +275,8 @@ def test_a_range_that_the_pieces_do_not_cover_is_an_error(open_file: OpenFile) -
         list(read_range([pieces[0], pieces[2]], 0, 6))
     with pytest.raises(Damaged, match="is gone"):
         list(read_range([pieces[0]._replace(path=pieces[0].path + "x")], 0, 2))
-    with pytest.raises(Refused, match="'parquet'"):
-        list(read_range([pieces[0]._replace(kind="parquet")], 0, 2))
+    with pytest.raises(Refused, match="'tape'"):
+        list(read_range([pieces[0]._replace(kind="tape")], 0, 2))
 
 
 @pytest.mark.processes

@@ -98,6 +98,17 @@ class Piece(NamedTuple):
     length: int = 0
 
 
+class Chunk(NamedTuple):
+    """A part of a partition that is stored, and deleted, as a whole; ``last_us`` is its newest timestamp, if known."""
+
+    kind: str
+    path: str
+    start: int
+    end: int
+    bytes: int
+    last_us: int | None
+
+
 class Log(ABC):
     """Where the messages of one queue live."""
 
@@ -134,6 +145,22 @@ class Log(ABC):
     @abstractmethod
     def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
         """Which stored pieces cover ``[start, end)``, so that another process can read them."""
+
+    @abstractmethod
+    def chunks(self, partition: int) -> Sequence[Chunk]:
+        """What is stored, in order and without a gap; the last one may still grow."""
+
+    @abstractmethod
+    def trim(self, partition: int, offset: int) -> int:
+        """Delete the chunks that end at or before this offset; returns the new start of the partition.
+
+        Reads below the start then raise Expired. The last chunk, which may still grow, may stay. Refuses an offset
+        beyond the end.
+        """
+
+    def seal(self, partition: int, min_age_ms: int = 0) -> Sequence[Chunk]:  # noqa: ARG002 - most logs have none
+        """Put what has been full for so long into the form that other programs read; returns what was made."""
+        return ()
 
     @abstractmethod
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:

@@ -17,10 +17,11 @@ import pyarrow as pa
 
 from pxrs.clients.inotify import watch_directory
 from pxrs.errors import Closed, Damaged, Unavailable
-from pxrs.logs.base import Log, LogIdentity, Piece, Stamp, Wish
+from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.queuefile import directory_of, open_directory, partition_directory, sibling_directory
 from pxrs.logs.records import check_entries, check_partition
+from pxrs.logs.sealing import seal, sweep_at_first_use, trim
 from pxrs.logs.writer import PartitionWriter
 from pxrs.settings import Settings
 
@@ -67,7 +68,8 @@ class FileLog(Log):
 
     def _new_partition(self, number: int) -> tuple[PartitionFiles, PartitionWriter]:
         files = PartitionFiles(self.identity.name, number, partition_directory(self.directory, number))
-        return files, PartitionWriter(files, self._settings.segment_bytes, self._settings.send_timeout_ms)
+        sweep_at_first_use(files.directory, self._settings.delete_delay_ms / 1000)
+        return files, PartitionWriter(files, self._settings)
 
     # --- writing
 
@@ -124,8 +126,19 @@ class FileLog(Log):
     def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
         return self._partition(partition)[0].pieces(start, end)
 
+    def chunks(self, partition: int) -> Sequence[Chunk]:
+        return self._partition(partition)[0].chunks()
+
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
         return watch_directory(self._partition(partition)[0].directory, notify)
+
+    # --- what is old
+
+    def seal(self, partition: int, min_age_ms: int = 0) -> Sequence[Chunk]:
+        return seal(self._partition(partition)[0], self._settings.seal_compression, min_age_ms / 1000)
+
+    def trim(self, partition: int, offset: int) -> int:
+        return trim(self._partition(partition)[0], offset, self._settings.delete_delay_ms / 1000)
 
     # --- the rest
 

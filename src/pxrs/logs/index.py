@@ -43,6 +43,24 @@ class BatchIndex:
         self._highest[number] = max(stamp.sequence, self._highest[number])
         return number
 
+    def rows(self, first: int) -> tuple[list[str], bytes]:
+        """The batches from a number on: the producers they name, and their columns as bytes."""
+        columns = (self.positions, self.bases, self.last_us, self._producers, self._sequences)
+        return list(self._numbers), b"".join(column[first:].tobytes() for column in columns)
+
+    def take(self, names: list[str], columns: bytes, count: int) -> None:
+        """Put back what ``rows`` has given."""
+        at = 0
+        for column in (self.positions, self.bases, self.last_us, self._producers, self._sequences):
+            column.frombytes(columns[at : at + count * column.itemsize])
+            at += count * column.itemsize
+        self.verified.extend(bytes(count))
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._highest.extend([-1] * (len(names) - len(self._highest)))
+        for producer, sequence in zip(self._producers[-count:], self._sequences[-count:], strict=True):
+            if producer != _NOBODY:
+                self._highest[producer] = max(sequence, self._highest[producer])
+
     def cut(self, count: int) -> None:
         """Keep only the first ``count`` batches."""
         for column in (self.positions, self.bases, self.last_us, self.verified, self._producers, self._sequences):

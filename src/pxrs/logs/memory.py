@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from pxrs.errors import Closed, NotFound, Refused
-from pxrs.logs.base import Log, LogIdentity, Piece, Stamp, Wish, agree
-from pxrs.logs.records import check_entries, check_partition, first_at, refuse_offset, with_offsets
+from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish, agree
+from pxrs.logs.records import check_entries, check_partition, first_at, refuse_offset, times, with_offsets
 from pxrs.model import check_name
 from pxrs.plugins import split_url
 from pxrs.settings import Settings
@@ -25,6 +25,7 @@ class _Partition:
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
         self.bases: list[int] = []
+        self.start = 0
         self.end = 0
         self.stamps: dict[Stamp, int] = {}
         self.subscribers: dict[object, Callable[[], None]] = {}
@@ -40,6 +41,10 @@ class _Partition:
         if stamp:
             self.stamps[stamp] = first
         return first
+
+    def trim(self, offset: int) -> None:
+        while self.batches and self.bases[0] + self.batches[0].num_rows <= offset:
+            self.start = self.bases.pop(0) + self.batches.pop(0).num_rows
 
 
 class _Content:
@@ -116,13 +121,15 @@ class MemoryLog(Log):
         with self._content.lock:
             if offset == found.end:
                 return None
-            if not 0 <= offset < found.end:
-                refuse_offset(self.identity.name, partition, offset, (0, found.end))
+            if not found.start <= offset < found.end:
+                refuse_offset(self.identity.name, partition, offset, (found.start, found.end))
             number = bisect_right(found.bases, offset) - 1
             return found.batches[number].slice(offset - found.bases[number], max_rows)
 
     def bounds(self, partition: int) -> tuple[int, int]:
-        return 0, self._partition(partition).end
+        found = self._partition(partition)
+        with self._content.lock:
+            return found.start, found.end
 
     def offset_at(self, partition: int, timestamp_us: int) -> int:
         found = self._partition(partition)
@@ -134,6 +141,23 @@ class MemoryLog(Log):
     def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:  # noqa: ARG002 - the port's signature
         self._partition(partition)
         raise Refused(f"queue {self.identity.name!r} lives in this process's memory: no other process can read it")
+
+    def chunks(self, partition: int) -> Sequence[Chunk]:
+        found = self._partition(partition)
+        with self._content.lock:
+            batches = list(zip(found.bases, found.batches, strict=True))
+        return [
+            Chunk("memory", "", base, base + batch.num_rows, batch.nbytes, int(times(batch).max()))
+            for base, batch in batches
+        ]
+
+    def trim(self, partition: int, offset: int) -> int:
+        found = self._partition(partition)
+        with self._content.lock:
+            if offset > found.end:
+                refuse_offset(self.identity.name, partition, offset, (found.start, found.end))
+            found.trim(offset)
+            return found.start
 
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
         subscribers = self._partition(partition).subscribers

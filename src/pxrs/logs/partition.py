@@ -1,8 +1,9 @@
-"""One partition of a file log, as a reader sees it: its segments, an index in memory, mapped batches.
+"""One partition of a file log, as a reader sees it: its history of sealed files, its segments, mapped batches.
 
-Nothing here writes. The index is built by walking headers, only as far as it is needed, and extended when
-the files have grown; an incomplete end is simply not there yet. Of the segments only three keep their index:
-the active one, the one before it (retries are looked for there), and the full one that was read last.
+Nothing here writes. Segments may be sealed under a reader: a file that is gone is looked for in the history. The
+index of a segment is built by walking headers, only as far as it is needed, and extended when the file has grown; an
+incomplete end is simply not there yet. Of the segments only three keep their index: the active one, the one before it
+(retries are looked for there), and the full one that was read last.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
 
 from pxrs.errors import Damaged, Unavailable
-from pxrs.logs.base import Piece, Stamp
-from pxrs.logs.index import BatchIndex
+from pxrs.logs.base import Chunk, Piece, Stamp
+from pxrs.logs.history import History
 from pxrs.logs.mark import Mark, read_mark
 from pxrs.logs.records import first_at, refuse_offset
-from pxrs.logs.segment import SCHEMA_MESSAGE, Header, Place, check_schema, read_batch
-from pxrs.logs.walk import Tail, walk
+from pxrs.logs.segment import Header
+from pxrs.logs.segmentfile import Segment, close_segment, segment_path
+from pxrs.logs.walk import Tail
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -31,97 +33,20 @@ _Result = TypeVar("_Result")
 _SEGMENT = re.compile(r"(\d{20})\.arrow")
 
 
-def segment_path(directory: str, base: int) -> str:
-    return os.path.join(directory, f"{base:020d}.arrow")
-
-
-class Segment:
-    """One file of batches and what is known of it so far."""
-
-    def __init__(self, directory: str, base: int) -> None:
-        self.path = segment_path(directory, base)
-        self.base = base
-        self.newest_us: int | None = None  # known once it is full and was walked
-        self.drop_index()
-
-    def drop_index(self) -> None:
-        """Know no batch, as at first; only the newest time stays, which spares a search by time most walks."""
-        self.index = BatchIndex()
-        self.end = self.base
-        self.position = 0
-        self.tail = Tail.CLEAN
-        self._map: pa.Buffer | None = None
-
-    def refresh(self, limit: int | None = None) -> None:
-        """Take in what was appended since the last look, up to ``limit``."""
-        size = os.stat(self.path).st_size
-        if limit is not None and limit <= min(size, self.position):
-            return
-        if size == self.position:
-            self.tail = Tail.CLEAN
-            return
-        if size < self.position:
-            raise Damaged(
-                f"{self.path} has shrunk from {self.position} to {size} bytes: batches that were read are gone"
-            )
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._walk(fd, limit)
-        finally:
-            os.close(fd)
-
-    def _walk(self, fd: int, limit: int | None) -> None:
-        known, start = len(self.index), self.position
-        if start == 0:
-            start = check_schema(os.pread(fd, 4 * len(SCHEMA_MESSAGE), 0), self.path)
-        try:
-            seen = walk(fd, self.path, (start, self.end), self.index.add, limit)
-        except BaseException:  # what was not seen to its end is not known: the next look must fail as well
-            self.index.cut(known)
-            raise
-        self.position, self.end, self.tail = seen
-
-    def add(self, position: int, header: Header) -> None:
-        """Take in a batch that was just written."""
-        self.index.add(position, header)
-        self.position, self.end, self.tail = position + header.length, header.end, Tail.CLEAN
-
-    def end_at(self, position: int) -> int:
-        """The offset behind the last batch that ends at or before this position."""
-        if position >= self.position:
-            return self.end
-        number = bisect_right(self.index.positions, position) - 1
-        return self.index.bases[number] if number >= 0 else self.base
-
-    def place(self, number: int) -> Place:
-        """Where a batch stands; it ends where the next one starts."""
-        index, after = self.index, number + 1
-        position = index.positions[number]
-        end = index.positions[after] if after < len(index) else self.position
-        return Place(index.bases[number], position, end - position)
-
-    def end_of(self, number: int) -> int:
-        """The offset behind a batch."""
-        return self.index.bases[number + 1] if number + 1 < len(self.index) else self.end
-
-    def load(self, number: int) -> pa.RecordBatch:
-        """A batch, mapped; its checksum is verified the first time."""
-        place = self.place(number)
-        if self._map is None or self._map.size < place.position + place.length:
-            with pa.memory_map(self.path) as file:
-                self._map = file.read_buffer()
-        batch = read_batch(self._map, place, self.path, verify=not self.index.verified[number])
-        self.index.verified[number] = True
-        return batch
-
-
-def _explained(method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Say in the words of ``pxrs.errors`` what the operating system refuses."""
+def _explained(
+    method: Callable[Concatenate[PartitionFiles, _Given], _Result],
+) -> Callable[Concatenate[PartitionFiles, _Given], _Result]:
+    """Say in the words of ``pxrs.errors`` what the system refuses; what was sealed or trimmed is looked for again."""
 
     @wraps(method)
-    def explained(*args: _Given.args, **more: _Given.kwargs) -> _Result:
+    def explained(self: PartitionFiles, /, *args: _Given.args, **more: _Given.kwargs) -> _Result:
         try:
-            return method(*args, **more)
+            try:
+                return method(self, *args, **more)
+            except FileNotFoundError:
+                if not self.look_again():
+                    raise
+                return method(self, *args, **more)
         except FileNotFoundError as error:
             raise Damaged(f"a part of the log is gone: {error}") from error
         except OSError as error:
@@ -138,6 +63,7 @@ class PartitionFiles:
         self.number = number
         self.directory = directory
         self.lock = threading.RLock()
+        self.history = History(directory)
         self._segments: list[Segment] = []
         self._durable = 0
         self._latest: tuple[int, pa.RecordBatch] | None = None
@@ -150,16 +76,30 @@ class PartitionFiles:
     @property
     def end(self) -> int:
         """The next offset to write; readers go only as far as what is durable."""
-        return self._segments[-1].end if self._segments else 0
+        return self._segments[-1].end if self._segments else self.history.summary.sealed_end
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        return self._segments
 
     def forget(self) -> None:
         """Build the index anew at the next use."""
         with self.lock:
             self._segments, self._durable, self._latest, self._in_use = [], 0, None, None
 
+    def look_again(self) -> bool:
+        """See what was sealed or trimmed, by whomever; says whether anything was."""
+        with self.lock:
+            if not self.history.refresh():
+                return False
+            sealed_end = self.history.summary.sealed_end
+            self._segments = [segment for segment in self._segments if segment.base >= sealed_end]
+            return True
+
     def refresh(self) -> None:
         """See what has been made durable, by whomever."""
         with self.lock:
+            self.look_again()
             mark = read_mark(self.directory)
             self._extend(mark)
             self._durable = self.end if mark is None else self._end_at(mark)
@@ -167,6 +107,7 @@ class PartitionFiles:
     def refresh_all(self) -> None:
         """See everything that stands in the files: for a writer, which holds the lock."""
         with self.lock:
+            self.look_again()
             self._extend(None)
 
     def published(self) -> None:
@@ -183,19 +124,23 @@ class PartitionFiles:
                 active.refresh(mark.position if mark is not None and mark.base == active.base else None)
             if active.end == active.base or not os.path.exists(segment_path(self.directory, active.end)):
                 return
-            _seal(active, active.end)
+            close_segment(active, active.end)
             self._segments.append(Segment(self.directory, active.end))
             self._drop_indexes(self._segments[-3:-2])
 
     def _end_at(self, mark: Mark) -> int:
         number = self._number_of(mark.base)
         if number < 0:
-            return 0
+            return self.history.summary.sealed_end
         segment = self._indexed(number)
         return segment.end_at(mark.position) if segment.base == mark.base else segment.end
 
     def _list(self) -> None:
         bases = sorted(int(m[1]) for name in os.listdir(self.directory) if (m := _SEGMENT.fullmatch(name)))
+        sealed_end = self.history.summary.sealed_end
+        bases = [base for base in bases if base >= sealed_end]  # the others were sealed or trimmed, and not yet deleted
+        if sealed_end and bases and bases[0] != sealed_end:
+            raise Damaged(f"{self.directory}: the offsets {sealed_end} to {bases[0] - 1} are missing")
         self._segments = [Segment(self.directory, base) for base in bases]
 
     def appended(self, active: Segment, position: int, header: Header) -> None:
@@ -214,7 +159,7 @@ class PartitionFiles:
         if number < len(self._segments) - 1 and segment.position == 0:
             try:
                 segment.refresh()
-                _seal(segment, self._segments[number + 1].base)
+                close_segment(segment, self._segments[number + 1].base)
             except Damaged:  # half an index would pass for a whole one at the next use
                 segment.drop_index()
                 raise
@@ -241,7 +186,10 @@ class PartitionFiles:
             return self._start(), self._durable
 
     def _start(self) -> int:
-        return self._segments[0].base if self._segments else 0
+        summary = self.history.summary
+        if summary.start < summary.sealed_end or not self._segments:
+            return summary.start
+        return self._segments[0].base
 
     def _refuse_broken(self) -> None:
         active = self.active
@@ -257,6 +205,8 @@ class PartitionFiles:
                     return None
                 if not start <= offset < end:
                     refuse_offset(self.queue, self.number, offset, (start, end))
+            if offset < self.history.summary.sealed_end:
+                return self.history.read(offset, max_rows)
             base, batch = self._load(offset)
             return batch.slice(offset - base, max_rows)
 
@@ -272,6 +222,9 @@ class PartitionFiles:
     def offset_at(self, timestamp_us: int) -> int:
         with self.lock:
             end = self.bounds()[1]
+            sealed = self.history.offset_at(timestamp_us)
+            if sealed is not None:
+                return sealed
             for segment, number in self._batches_at(timestamp_us):
                 found = first_at(segment.load(number), timestamp_us)
                 if found is not None:
@@ -296,7 +249,7 @@ class PartitionFiles:
                 if not bounds[0] <= offset <= bounds[1]:
                     refuse_offset(self.queue, self.number, offset, bounds)
             found = (self._piece(index, start, end) for index in range(len(self._segments)))
-            return [piece for piece in found if piece is not None]
+            return [*self.history.pieces(start, end), *(piece for piece in found if piece is not None)]
 
     def _piece(self, index: int, start: int, end: int) -> Piece | None:
         limit = self._segments[index + 1].base if index + 1 < len(self._segments) else self.end
@@ -309,6 +262,19 @@ class PartitionFiles:
         path = os.path.abspath(segment.path)
         return Piece("arrow", path, first.base, segment.end_of(number), first.position, length)
 
+    @_explained
+    def chunks(self) -> list[Chunk]:
+        with self.lock:
+            self.bounds()
+            return [*self.history.chunks(), *(self._chunk(index) for index in range(len(self._segments)))]
+
+    def _chunk(self, index: int) -> Chunk:
+        segment, is_last = self._used(index), index + 1 == len(self._segments)
+        end = self._durable if is_last else self._segments[index + 1].base
+        newest = max(segment.index.last_us, default=None) if is_last else segment.newest_us
+        size = os.path.getsize(segment.path)
+        return Chunk("arrow", os.path.abspath(segment.path), segment.base, end, size, newest)
+
     def find_stamp(self, stamp: Stamp) -> int | None:
         """The first offset of the batch that carries this stamp, in the active segment or the one before it."""
         with self.lock:
@@ -317,12 +283,3 @@ class PartitionFiles:
                 if found is not None:
                     return found
             return None
-
-
-def _seal(segment: Segment, next_base: int) -> None:
-    """Check that a segment, whose index is built, is complete, and note what stays known of it."""
-    if segment.tail is not Tail.CLEAN:
-        raise Damaged(f"{segment.path}: the batch at byte {segment.position}, offset {segment.end}, is damaged")
-    if segment.end != next_base:
-        raise Damaged(f"{segment.path} ends at offset {segment.end}, and the next segment starts at {next_base}")
-    segment.newest_us = max(segment.index.last_us, default=None)

@@ -5,20 +5,26 @@ Imports little on purpose: no registry, no driver, no credential.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
 from pxrs.errors import Damaged, Refused
-from pxrs.logs.base import Piece
+from pxrs.logs.base import SCHEMA, Piece
 from pxrs.logs.segment import Place, header_at, read_batch
 
 
-def read_range(pieces: Sequence[Piece], start: int, end: int) -> Iterator[pa.RecordBatch]:
-    """The messages of exactly ``[start, end)``, in order, checksums verified; Damaged if one of them is missing."""
+def read_range(
+    pieces: Sequence[Piece], start: int, end: int, columns: Collection[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The messages of exactly ``[start, end)``, in order, checksums verified; Damaged if one of them is missing.
+
+    Of sealed pieces only these columns are read, and ``offset``; others are mapped, and cost nothing.
+    """
     reached = start
     for piece in pieces:
-        for batch in read_piece(piece, start, end):
+        for batch in read_piece(piece, start, end, columns):
             first = batch.column("offset")[0].as_py()
             if first != reached:
                 raise Damaged(f"{piece.path}: offset {reached} is missing; {first} follows")
@@ -28,15 +34,52 @@ def read_range(pieces: Sequence[Piece], start: int, end: int) -> Iterator[pa.Rec
         raise Damaged(f"the pieces end at offset {reached}, {end} was asked for: {[piece.path for piece in pieces]}")
 
 
-def read_piece(piece: Piece, start: int, end: int) -> Iterator[pa.RecordBatch]:
+def read_piece(piece: Piece, start: int, end: int, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
     """The messages of ``[start, end)`` that this one piece holds."""
-    if piece.kind != "arrow":
+    if piece.kind not in ("arrow", "parquet"):
         raise Refused(f"{piece.path}: a piece of kind {piece.kind!r} is not read here")
     try:
-        with pa.memory_map(piece.path) as file:
-            stored = file.read_buffer()
+        stored = _mapped(piece)
+        if stored is None:
+            yield from _read_sealed(piece, start, end, columns)
+        else:
+            yield from _read_segment(stored, piece, start, end)
     except OSError as error:
         raise Damaged(f"a part of the log is gone: {error}") from error
+
+
+def _mapped(piece: Piece) -> pa.Buffer | None:
+    """The bytes of a segment; None for a sealed piece, also if it was sealed after it was planned."""
+    if piece.kind == "parquet":
+        return None
+    try:
+        with pa.memory_map(piece.path) as file:
+            return file.read_buffer()
+    except FileNotFoundError:
+        if os.path.exists(_sealed_path(piece)):
+            return None
+        raise
+
+
+def _sealed_path(piece: Piece) -> str:
+    return piece.path.removesuffix(".arrow").removesuffix(".parquet") + ".parquet"
+
+
+def _read_sealed(piece: Piece, start: int, end: int, columns: Collection[str] | None) -> Iterator[pa.RecordBatch]:
+    from pxrs.logs.parquet import SealedFile  # a task that reads none does without Parquet
+
+    base = int(os.path.basename(piece.path).partition(".")[0])
+    file = SealedFile(_sealed_path(piece), base)
+    wanted = None if columns is None else [name for name in SCHEMA.names if name in columns or name == "offset"]
+    low, high = max(start, piece.start), min(end, piece.end)
+    for group in file.groups(low, high):
+        first, batch = file.load(group, wanted)
+        begin, stop = max(low - first, 0), min(high - first, batch.num_rows)
+        if begin < stop:
+            yield batch.slice(begin, stop - begin)
+
+
+def _read_segment(stored: pa.Buffer, piece: Piece, start: int, end: int) -> Iterator[pa.RecordBatch]:
     position = piece.position
     while position < piece.position + piece.length:
         header = header_at(stored, position, piece.path)

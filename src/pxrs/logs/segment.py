@@ -52,7 +52,7 @@ class Header(NamedTuple):
         return self.base + self.rows
 
 
-def encode(batch: pa.RecordBatch, stamp: Stamp | None) -> tuple[memoryview, Header]:
+def encode(batch: pa.RecordBatch, stamp: Stamp | None, compression: str = "none") -> tuple[memoryview, Header]:
     """The bytes of one batch (``SCHEMA``), ready to be appended to a segment, and what their header says."""
     at = times(batch)
     base, first, last = batch.column(0)[0].as_py(), int(at.min()), int(at.max())
@@ -60,7 +60,8 @@ def encode(batch: pa.RecordBatch, stamp: Stamp | None) -> tuple[memoryview, Head
     spare = _SPARE + sum(len(value) for value in metadata.values())
     room = pa.allocate_buffer(len(SCHEMA_MESSAGE) + pa.ipc.get_record_batch_size(batch) + spare)
     sink = pa.FixedSizeBufferWriter(room)
-    writer = pa.ipc.new_stream(sink, SCHEMA)  # never closed: that would write the end marker
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    writer = pa.ipc.new_stream(sink, SCHEMA, options=options)  # never closed: that would write the end marker
     writer.write_batch(batch, custom_metadata=metadata)
     message = memoryview(room).cast("B")[len(SCHEMA_MESSAGE) : sink.tell()]
     return message, Header(base, batch.num_rows, _seal(message), len(message), first, last, stamp)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
@@ -16,11 +15,14 @@ from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Stamp
 from pxrs.logs.durable import create_file, write_all
+from pxrs.logs.locks import close_held, open_held, try_lock
 from pxrs.logs.mark import Mark, mark_in, write_mark
-from pxrs.logs.partition import PartitionFiles, Segment, segment_path
+from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.records import with_offsets
 from pxrs.logs.segment import SCHEMA_MESSAGE, encode
+from pxrs.logs.segmentfile import Segment, index_path, segment_path
 from pxrs.logs.walk import Tail
+from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -29,46 +31,16 @@ _CLOCK = SystemClock()
 # for moments, and who looks seldom misses them; it takes half a second to come to the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0005, 0.01, 1.02
 
-# The descriptors that are open while a partition is locked. A child that is forked in that moment must close
-# its copies: a lock lives as long as any copy of its descriptor, and would outlive its holder.
-_held: set[int] = set()
-
-
-def _after_fork() -> None:
-    for fd in _held:
-        os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _open(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    _held.add(fd)
-    return fd
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _close(fd: int) -> None:
-    _held.discard(fd)
-    os.close(fd)
-
 
 class PartitionWriter:
     """Writes batches to the active segment. Descriptors are open only while the partition is locked."""
 
-    def __init__(self, files: PartitionFiles, segment_bytes: int, wait_ms: int) -> None:
+    def __init__(self, files: PartitionFiles, settings: Settings) -> None:
         self._files = files
-        self._segment_bytes = segment_bytes
-        self._wait_ms = wait_ms
+        self._segment_bytes = settings.segment_bytes
+        self._compression = settings.compression
+        self._wait_ms = settings.send_timeout_ms
+        self._unfinished = os.path.join(files.directory, "new-segment.tmp")
         self._thread_lock = threading.Lock()  # a file lock does not hold threads of one process apart
         self._recovered = False
         self._poison: str | None = None
@@ -83,7 +55,7 @@ class PartitionWriter:
         with self._alone_in_process():
             if self._poison:
                 raise Damaged(self._poison)
-            lock = _open(os.path.join(self._files.directory, "lock"), os.O_RDWR | os.O_CREAT)
+            lock = open_held(os.path.join(self._files.directory, "lock"), os.O_RDWR | os.O_CREAT)
             try:
                 self._wait_for(lock, deadline)
                 self._lock_fd = lock
@@ -94,7 +66,7 @@ class PartitionWriter:
             finally:
                 self._close_segment()
                 self._lock_fd = -1
-                _close(lock)  # frees the lock
+                close_held(lock)  # frees the lock
 
     @contextmanager
     def _alone_in_process(self) -> Iterator[None]:
@@ -108,7 +80,7 @@ class PartitionWriter:
     def _wait_for(self, lock: int, deadline: float) -> None:
         """Take the file lock. The kernel would wait for ever, also for a holder that is stopped and never goes on."""
         pause = _FIRST_PAUSE
-        while not _try_lock(lock):
+        while not try_lock(lock):
             if _CLOCK.monotonic() >= deadline:
                 raise self._still_locked("another producer")
             time.sleep(pause)
@@ -122,7 +94,7 @@ class PartitionWriter:
 
     def _close_segment(self) -> None:
         if self._fd >= 0:
-            _close(self._fd)
+            close_held(self._fd)
         self._fd = self._written_from = -1
 
     # --- what readers may see
@@ -142,6 +114,13 @@ class PartitionWriter:
         """Let readers see what is written; called when it is durable."""
         write_mark(self._lock_fd, self._written())
         self._files.published()
+        self._save_index(full=False)
+
+    def _save_index(self, full: bool) -> None:
+        """It can be done without: what cannot be saved is found by a walk."""
+        if self._files.active is not None:
+            with suppress(OSError):
+                self._files.active.save_index(full)
 
     def _written(self) -> Mark:
         active = self._files.active
@@ -150,6 +129,9 @@ class PartitionWriter:
     # --- what an earlier writer left behind
 
     def _recover(self) -> None:
+        if not self._recovered:
+            with suppress(FileNotFoundError):
+                os.unlink(self._unfinished)
         active = self._files.active
         if active is None:
             return
@@ -172,6 +154,8 @@ class PartitionWriter:
         fd = os.open(active.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             torn = os.fstat(fd).st_size - position
+            with suppress(FileNotFoundError):
+                os.unlink(index_path(active.path))
             if keep:
                 aside = f"{active.path}.cut-{position}"
                 create_file(aside, os.pread(fd, torn, position), aside + ".tmp")
@@ -191,7 +175,7 @@ class PartitionWriter:
             self._open_active()  # the first try may have died before its sync: this one vouches for it
             return self._files.end if known is None else known
         active = self._segment_for_append()
-        message, header = encode(with_offsets(batch, active.end), stamp)
+        message, header = encode(with_offsets(batch, active.end), stamp, self._compression)
         self._append(active, message)
         self._files.appended(active, self._written_from, header)
         return header.base
@@ -199,7 +183,7 @@ class PartitionWriter:
     def _open_active(self) -> None:
         active = self._files.active
         if active is not None and self._fd < 0:
-            self._fd = _open(active.path, os.O_WRONLY | os.O_APPEND)
+            self._fd = open_held(active.path, os.O_WRONLY | os.O_APPEND)
 
     def _segment_for_append(self) -> Segment:
         active = self._files.active
@@ -217,7 +201,8 @@ class PartitionWriter:
                 self._open_active()
                 self.sync()
                 self._close_segment()
-            create_file(segment_path(directory, base), SCHEMA_MESSAGE, os.path.join(directory, "new-segment.tmp"))
+                self._save_index(full=True)
+            create_file(segment_path(directory, base), SCHEMA_MESSAGE, self._unfinished)
         except OSError as error:
             raise Unavailable(f"{directory}: no new segment could be made: {error}") from error
         self._files.refresh_all()

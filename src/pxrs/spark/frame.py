@@ -18,6 +18,7 @@ from pxrs.model import Range
 from pxrs.spark.columns import check_columns, schema_of
 from pxrs.spark.plan import Plan, Ranges, Slice, check_ranges, plan_of
 from pxrs.spark.reading import MapArrow, Reading, Stored, TaskReader, batches_of, joined, read_tasks, results
+from pxrs.spark.sealed import SealedPart, read_sealed, split, united
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
@@ -49,7 +50,7 @@ def frame(
         table = _read_here(log, wanted, Reading(log.identity.name, names, to_arrow(output)), map_arrow)
         return spark.createDataFrame(table, schema=output)
     plan = plan_of(log, wanted, names, spark.sparkContext.defaultParallelism if tasks is None else tasks)
-    return _load(spark, plan, output, map_arrow)
+    return _load(spark, plan, output, map_arrow) if map_arrow is not None else _mixed(spark, plan, output)
 
 
 def nothing(
@@ -57,6 +58,23 @@ def nothing(
 ) -> DataFrame:
     """No messages, read by a task all the same: what a frame needs besides messages must be there for this one too."""
     return _load(spark, Plan(log.identity.name, columns, ((),)), schema, map_arrow)
+
+
+def _mixed(spark: SparkSession, plan: Plan, schema: StructType) -> DataFrame:
+    """Sealed files are read by the JVM; only what is not sealed goes through Python."""
+    sealed: list[SealedPart] = []
+    tasks = [[rest for one in task if (rest := _take_sealed(one, sealed)) is not None] for task in plan.tasks]
+    frames = [read_sealed(spark, plan.topic, sealed, plan.columns, schema)] if sealed else []
+    if any(tasks):
+        tail = plan._replace(tasks=tuple(tuple(task) for task in tasks if task))
+        frames.append(_load(spark, tail, schema, None))
+    return united(frames)
+
+
+def _take_sealed(part: Slice, sealed: list[SealedPart]) -> Slice | None:
+    parts, rest = split(part)
+    sealed += parts
+    return rest
 
 
 def _load(spark: SparkSession, plan: Plan, schema: StructType, map_arrow: MapArrow | None) -> DataFrame:

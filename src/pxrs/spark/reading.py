@@ -54,7 +54,10 @@ class TaskReader:
         function = None if self.function is None else pickle.loads(self.function)
         if function is not None and not slices:  # only to see whether it can run here at all
             list(results(function(pa.RecordBatch.from_pylist([], schema=schema_of(self.reading.columns)))))
-        return batches_of(self.reading, slices, _stored, function)
+        return batches_of(self.reading, slices, self._stored, function)
+
+    def _stored(self, part: Slice) -> Iterator[pa.RecordBatch]:
+        return read_range(part.pieces, part.start, part.end, self.reading.columns)
 
 
 def read_tasks(
@@ -89,10 +92,6 @@ def _shaped(reading: Reading, part: Slice, stored: Stored, schema: pa.Schema) ->
     for batch in stored(part):
         for start in range(0, batch.num_rows, MOST_ROWS):
             yield pa.RecordBatch.from_arrays(shaper.shape(batch.slice(start, MOST_ROWS)), schema=schema)
-
-
-def _stored(part: Slice) -> Iterator[pa.RecordBatch]:
-    return read_range(part.pieces, part.start, part.end)
 
 
 def coalesced(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,9 @@ from pxrs.testing.promises_of_ownership import OwnershipPromises
 from pxrs.testing.promises_of_rows import RowPromises
 from pxrs.testing.promises_of_sharing import SharingPromises
 from pxrs.testing.promises_of_waits import WaitPromises
+from pxrs.testing.suites import broken_promises, promises
+
+__all__ = ["StoreSuite", "promises", "run_suite"]
 
 
 class StoreSuite(RowPromises, BatchPromises, WaitPromises, SharingPromises, OwnershipPromises):
@@ -43,22 +46,9 @@ class StoreSuite(RowPromises, BatchPromises, WaitPromises, SharingPromises, Owne
         second.close()
 
 
-def promises(suite: type[StoreSuite]) -> list[str]:
-    """The names of the tests of a suite."""
-    return [name for name, _ in inspect.getmembers(suite, inspect.isfunction) if name.startswith("test_")]
-
-
 def run_suite(suite: StoreSuite, names: Sequence[str] = ()) -> dict[str, str]:
     """The promises that the suite's store broke, each with what was seen. Of these names, or of all."""
-    broken: dict[str, str] = {}
-    for name in names or promises(type(suite)):
-        try:
-            _run_one(suite, name)
-        except pytest.skip.Exception:
-            continue
-        except (Exception, pytest.fail.Exception) as error:  # a broken store may fail in any way
-            broken[name] = f"{type(error).__name__}: {error}"
-    return broken
+    return broken_promises(names or promises(type(suite)), lambda name: _run_one(suite, name))
 
 
 def _run_one(suite: StoreSuite, name: str) -> None:

@@ -1,0 +1,100 @@
+"""``BASE.index`` beside a segment: what a walk over its headers would find, so that opening a long segment is quick.
+
+Blocks of rows, each with a checksum, appended when enough batches are new. It may be deleted, cut or spoilt at any
+time: what does not prove itself is not used, and the segment is walked instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from pxrs.logs.durable import write_all
+from pxrs.logs.index import BatchIndex
+
+BLOCK = 1_024
+"""A block is written for this many new batches, and for the rest when the segment is full."""
+
+_MAGIC = b"PXI1"
+_HEAD = struct.Struct("<4sIqqqqQ")  # magic, length of the rest, first and count of batches, end position, end, checksum
+
+
+class Saved(NamedTuple):
+    """What an index file holds: so many bytes of it are good, and cover the segment up to a position and an offset."""
+
+    size: int = 0
+    batches: int = 0
+    position: int = 0
+    end: int = 0
+
+
+class _Block(NamedTuple):
+    saved: Saved
+    rows: bytes
+
+
+def load(path: str, index: BatchIndex) -> Saved:
+    """Fill an empty index from a file, as far as its blocks are good."""
+    saved = Saved()
+    for block in _blocks(path):
+        index.take(*_parse(block.rows, block.saved.batches - saved.batches))
+        saved = block.saved
+    return saved
+
+
+def measure(path: str) -> Saved:
+    """How much of a file is good."""
+    return max((block.saved for block in _blocks(path)), default=Saved())
+
+
+def save(path: str, index: BatchIndex, position: int, end: int) -> Saved:
+    """Append a block of the batches that the file does not have; spoilt bytes at its end are cut off first."""
+    known = measure(path)
+    known = known if known.batches <= len(index) else Saved()
+    names, columns = index.rows(known.batches)
+    rows = json.dumps(names).encode() + b"\n" + columns
+    count = len(index) - known.batches
+    digest = xxhash.xxh3_64_intdigest(rows)
+    head = _HEAD.pack(_MAGIC, len(rows), known.batches, count, position, end, digest)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        os.ftruncate(fd, known.size)
+        os.lseek(fd, known.size, os.SEEK_SET)
+        write_all(fd, head + rows)
+    finally:
+        os.close(fd)
+    return Saved(known.size + len(head) + len(rows), len(index), position, end)
+
+
+def _blocks(path: str) -> Iterator[_Block]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return
+    saved = Saved()
+    while (block := _block(data, saved)) is not None:
+        yield block
+        saved = block.saved
+
+
+def _block(data: bytes, before: Saved) -> _Block | None:
+    """The block that follows; None if there is none, or none that is good."""
+    start = before.size + _HEAD.size
+    if start > len(data):
+        return None
+    magic, length, first, count, position, end, digest = _HEAD.unpack_from(data, before.size)
+    rows = data[start : start + length]
+    if magic != _MAGIC or len(rows) < length or first != before.batches or xxhash.xxh3_64_intdigest(rows) != digest:
+        return None
+    return _Block(Saved(start + length, first + count, position, end), rows)
+
+
+def _parse(rows: bytes, count: int) -> tuple[list[str], bytes, int]:
+    names, _, columns = rows.partition(b"\n")
+    return json.loads(names), columns, count

@@ -1,0 +1,232 @@
+"""The log over NATS JetStream: a queue is a stream, a partition is a subject, a batch is a message.
+
+The stream's metadata hold the queue's identity. Offsets are dense as in any log of PXRS; the server's sequences only
+say where they stand. Readers go on from their own checkpoints, so no state of a consumer on the server matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from pxrs.clients.nats import Client
+from pxrs.errors import Closed, Mismatch, NotFound, PxrsError, Refused, Unavailable
+from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish, agree
+from pxrs.logs.jetstream_bell import Bell
+from pxrs.logs.jetstream_names import DEFAULT_WINDOW_MS, Target, stream_of, target_of
+from pxrs.logs.jetstream_reader import PartitionReader
+from pxrs.logs.jetstream_stream import OVERHEAD, Stream
+from pxrs.logs.jetstream_writer import Part, PartitionWriter, parts_of
+from pxrs.logs.records import check_entries, check_partition, refuse_offset
+from pxrs.model import check_name
+from pxrs.settings import Settings
+
+T = TypeVar("T")
+
+_MESSAGE_BYTES = 1_048_576
+_RUN_BYTES = 4_194_304
+_RUN_BYTES_OF_ALL = 67_108_864
+_APPEND_SECONDS = 15.0
+_SECONDS = 30.0
+
+
+class JetStreamLog(Log):
+    """``nats://host:port/queue``.
+
+    A retry is recognised by the server within its duplicate window, and without a limit of time while the batch
+    is among the last messages of the stream (``jetstream_writer.LOOK_BACK``).
+    """
+
+    def __init__(self, target: Target, client: Client, stream: Stream, identity: LogIdentity, parts: Sequence[str]):
+        self.identity = identity
+        self._target = target
+        self._client = client
+        self._stream = stream
+        self._names = parts
+        self._closed = False
+        self._start()
+        _open_logs.add(self)
+
+    def _start(self) -> None:
+        """Everything that belongs to this process alone; a forked child starts with its own."""
+        self._lock = threading.Lock()
+        self._readers: dict[int, PartitionReader] = {}
+        self._writers: dict[int, PartitionWriter] = {}
+        self._bell = Bell(self._stream, self._hint)
+        self._limit = 0
+
+    @classmethod
+    def open(cls, url: str, wish: Wish, settings: Settings, create: bool) -> JetStreamLog:  # noqa: ARG003 - the driver's signature
+        target = target_of(url)
+        found = cls._open(target, [target.queue], wish, create)
+        if found is None:
+            name = target.queue
+            raise NotFound(f"there is no stream for queue {name!r} at {target.address}: open it with create=True")
+        return found
+
+    @classmethod
+    def _open(cls, target: Target, parts: Sequence[str], wish: Wish, create: bool) -> JetStreamLog | None:
+        client = Client(target.address)
+        stream = Stream(client, stream_of(*parts))
+        try:
+            identity = client.run(_identity(stream, target, parts[-1], wish, create), _SECONDS)
+            if identity is None:
+                client.close()
+                return None
+            return cls(target, client, stream, identity, parts)
+        except BaseException:
+            client.close()
+            raise
+
+    def _check(self, partition: int) -> None:
+        if self._closed:
+            raise Closed(f"the log of queue {self.identity.name!r} is closed")
+        check_partition(self.identity.name, partition, self.identity.partitions)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._client.run(work, _SECONDS)
+
+    def _reader(self, number: int) -> PartitionReader:
+        self._check(number)
+        with self._lock:
+            if number not in self._readers:
+                size = min(_RUN_BYTES, max(_MESSAGE_BYTES, _RUN_BYTES_OF_ALL // self.identity.partitions))
+                self._readers[number] = PartitionReader(
+                    self._stream, self.identity.name, self.identity.id, number, size
+                )
+            return self._readers[number]
+
+    def _writer(self, number: int) -> PartitionWriter:
+        with self._lock:
+            if number not in self._writers:
+                self._writers[number] = PartitionWriter(self._stream, number, self.identity.partitions)
+            return self._writers[number]
+
+    # --- writing
+
+    def append(
+        self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None
+    ) -> dict[int, int]:
+        for number in batches:
+            self._check(number)
+        for batch in batches.values():
+            check_entries(batch)
+        if not self._limit:
+            self._limit = min(_MESSAGE_BYTES, self._run(self._client.max_payload()) - OVERHEAD)
+        plans = {number: parts_of(batches[number], self._limit) for number in sorted(batches)}
+        given = self._run(self._append_all(batches, plans, stamps or {}))
+        return {number: given[number] for number in batches}
+
+    async def _append_all(
+        self, batches: Mapping[int, pa.RecordBatch], plans: Mapping[int, list[Part]], stamps: Mapping[int, Stamp]
+    ) -> dict[int, int]:
+        work = [self._append(n, batches[n], parts, stamps.get(n)) for n, parts in plans.items()]
+        answers = await asyncio.gather(*work, return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors:  # one that cannot be tried again counts more than one that can
+            raise next((error for error in errors if not isinstance(error, Unavailable)), errors[0])
+        return {number: int(answer) for number, answer in zip(plans, answers, strict=True)}  # type: ignore[arg-type]  # no errors among them
+
+    async def _append(self, number: int, batch: pa.RecordBatch, parts: list[Part], stamp: Stamp | None) -> int:
+        if not batch.num_rows:
+            return (await self._reader(number).bounds())[1]
+        base, tail = await self._writer(number).append(batch, parts, stamp, _APPEND_SECONDS)
+        self._reader(number).saw(*tail)
+        with suppress(PxrsError):  # a hint: who misses it looks again by and by
+            await self._bell.ring(number, tail.end)
+        return base
+
+    # --- reading
+
+    def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:
+        return self._reader(partition).read(offset, max_rows, _SECONDS)
+
+    def bounds(self, partition: int) -> tuple[int, int]:
+        return self._run(self._reader(partition).bounds())
+
+    def offset_at(self, partition: int, timestamp_us: int) -> int:
+        return self._run(self._reader(partition).offset_at(timestamp_us))
+
+    def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:  # noqa: ARG002 - the port's signature
+        self._check(partition)
+        raise Refused(
+            f"queue {self.identity.name!r} lives in a NATS stream: its messages are read through the driver for now, "
+            "not piece by piece by other processes"
+        )
+
+    def chunks(self, partition: int) -> Sequence[Chunk]:
+        return self._run(self._reader(partition).chunks())
+
+    def trim(self, partition: int, offset: int) -> int:
+        return self._run(self._trim(self._reader(partition), partition, offset))
+
+    async def _trim(self, reader: PartitionReader, number: int, offset: int) -> int:
+        start, end = await reader.bounds()
+        if offset > end:
+            refuse_offset(self.identity.name, number, offset, (start, end))
+        if offset <= start:
+            return start
+        sequence = await self._writer(number).mark_end(end) if offset == end else None
+        if sequence is None:  # something is left, or came in between
+            sequence = await reader.find(offset)
+        kept = await self._stream.next(number, sequence, sure=True)
+        await self._stream.purge(number, sequence)
+        return offset if kept is None else kept.base
+
+    def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
+        self._check(partition)
+        return self._bell.subscribe(partition, notify, _SECONDS)
+
+    def _hint(self, partition: int, end: int) -> None:
+        reader = self._readers.get(partition)
+        if reader is not None:
+            reader.heard = max(reader.heard, end)
+
+    # --- the rest
+
+    def sibling(self, name: str, partitions: int, create: bool) -> JetStreamLog | None:
+        parts = [check_name("sibling", part) for part in name.split("/")]
+        wish = Wish(partitions, self.identity.hash, self.identity.reduce)
+        return self._open(self._target, [*self._names, *parts], wish, create)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._bell.close()
+            self._client.close()
+
+
+async def _identity(stream: Stream, target: Target, name: str, wish: Wish, create: bool) -> LogIdentity | None:
+    """What is recorded, or is now; of two creators the second finds, and must agree with, the first's."""
+    recorded = await stream.identity()
+    if recorded is None and not create:
+        return None
+    if recorded is None:
+        made = agree(name, wish, None)
+        if await stream.create(made, target.replicas or 1, target.window_ms or DEFAULT_WINDOW_MS):
+            return made
+        recorded = await stream.identity()
+    if target.replicas not in (None, stream.replicas):
+        raise Mismatch(
+            f"stream {stream.name!r} has {stream.replicas} replicas, and is opened with replicas={target.replicas}: "
+            f"leave it out, or change the stream first (nats stream edit {stream.name} --replicas {target.replicas})"
+        )
+    return agree(name, wish, recorded)
+
+
+_open_logs: weakref.WeakSet[JetStreamLog] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for log in list(_open_logs):
+        log._start()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,125 @@
+"""What a ``nats://`` URL names: the servers, the stream, its subjects, and the identity that the stream records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote
+
+import xxhash
+
+from pxrs.clients.nats import Address
+from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused
+from pxrs.logs.base import LogIdentity, Stamp
+from pxrs.model import check_name
+from pxrs.plugins import split_url
+
+FORMAT = 1
+DEFAULT_PORT = 4222
+DEFAULT_WINDOW_MS = 120_000
+MAX_STREAM_NAME = 200
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
+_FIELDS = ("name", "partitions", "hash", "reduce", "id")
+
+
+class Target(NamedTuple):
+    """The parts of a log's URL. ``replicas`` and ``window_ms`` count when the stream is created; None = as it is."""
+
+    address: Address
+    queue: str
+    replicas: int | None = None
+    window_ms: int | None = None
+
+
+def target_of(url: str) -> Target:
+    """``nats://[user:password@]host[:port][,host2…]/queue[?replicas=3&duplicate_window_ms=120000]``."""
+    _, rest = split_url(url)
+    authority, slash, tail = rest.removeprefix("//").partition("/")
+    name, _, query = tail.partition("?")
+    if not rest.startswith("//") or not authority or not slash or not name:
+        raise BadUrl(f"{_hidden(url)!r}: write nats://host:port/queue")
+    login, _, hosts = authority.rpartition("@")
+    user, colon, password = login.partition(":")
+    servers = tuple(_server(url, host) for host in hosts.split(","))
+    address = Address(servers, unquote(user) or None, unquote(password) if colon else None)
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    found = Target(
+        address,
+        check_name("queue", name),
+        _number(url, options, "replicas", 1, 5),
+        _number(url, options, "duplicate_window_ms", 100, 86_400_000),
+    )
+    if options:
+        raise BadUrl(f"{_hidden(url)!r}: unknown option {min(options)!r}; there are replicas and duplicate_window_ms")
+    return found
+
+
+def _hidden(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//…@", url)
+
+
+def _server(url: str, host: str) -> str:
+    if not _HOST.fullmatch(host):
+        raise BadUrl(f"{_hidden(url)!r}: {host!r} is no host:port")
+    return host if re.search(r":\d+$", host) else f"{host}:{DEFAULT_PORT}"
+
+
+def _number(url: str, options: dict[str, str], name: str, low: int, high: int) -> int | None:
+    text = options.pop(name, None)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+        raise BadUrl(f"{_hidden(url)!r}: {name} must be a whole number from {low} to {high}")
+    return int(text)
+
+
+def stream_of(queue: str, *siblings: str) -> str:
+    """The stream of a queue, or of a log beside it. No two have the same: '~' and '+' are in no name of ours."""
+    name = "+".join(part.replace(".", "~") for part in (queue, *siblings))
+    if len(name) > MAX_STREAM_NAME:
+        name = f"{name[: MAX_STREAM_NAME - 20]}={xxhash.xxh3_64_hexdigest(name.encode())}"
+    return name
+
+
+def subject_of(stream: str, partition: int | str) -> str:
+    """Where the batches of a partition are published; ``"*"`` for all of them."""
+    return f"pxrs.{stream}.{partition}"
+
+
+def bell_of(stream: str, partition: int | str) -> str:
+    """Where a hint goes that a partition has grown. No stream stores it."""
+    return f"pxrs-bell.{stream}.{partition}"
+
+
+def message_id(stamp: Stamp, partition: int, part: int) -> str:
+    """What the server knows a batch by: a retry has the same."""
+    name = f"{quote(stamp.producer, safe='')}:{partition}:{stamp.sequence}"
+    return f"{name}:{part}" if part else name
+
+
+# --- the identity, in the metadata of the stream
+
+
+def to_metadata(identity: LogIdentity) -> dict[str, str]:
+    values = {"format": str(FORMAT), **{field: str(getattr(identity, field)) for field in _FIELDS}}
+    return {f"pxrs.{key}": value for key, value in {**values, "xxh3": _checksum(values)}.items()}
+
+
+def _checksum(values: Mapping[str, str]) -> str:
+    return xxhash.xxh3_64_hexdigest("\n".join(f"{key}={values[key]}" for key in ("format", *_FIELDS)).encode())
+
+
+def from_metadata(stream: str, metadata: Mapping[str, Any] | None) -> LogIdentity:
+    """The identity that a stream records. Refused if the stream is not one of ours."""
+    values = {key.removeprefix("pxrs."): str(value) for key, value in (metadata or {}).items() if key[:5] == "pxrs."}
+    if "format" not in values:
+        raise Refused(f"stream {stream!r} is there and is no log of PXRS: choose another name for the queue")
+    if values["format"].isdigit() and int(values["format"]) > FORMAT:
+        raise NewerFormat(f"stream {stream!r} has format {values['format']}; this version of PXRS knows up to {FORMAT}")
+    try:
+        if values.pop("xxh3") != _checksum(values):
+            raise ValueError("its checksum does not match; it must not be edited")
+        return LogIdentity(values["name"], int(values["partitions"]), values["hash"], values["reduce"], values["id"])
+    except (KeyError, ValueError) as error:
+        raise Damaged(f"stream {stream!r}: its metadata is damaged: {error}") from error

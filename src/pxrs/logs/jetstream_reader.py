@@ -1,0 +1,232 @@
+"""Reading one partition of a stream: by sequence, in runs of many batches, from wherever the caller wants to go on.
+
+No consumer of the server's has a say in where that is. The offset comes from the caller; which sequence it stands at
+is remembered from the batch before it, or searched for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pxrs.clock import SystemClock
+from pxrs.errors import Damaged, WentBack
+from pxrs.logs.base import Chunk
+from pxrs.logs.jetstream_stream import Outline, Stored, Stream
+from pxrs.logs.records import first_at, refuse_offset
+
+RUN_MESSAGES = 256
+"""At most so many batches come in one run."""
+_REMEMBERED = 256
+_LOOK_SECONDS = 1.0
+_CLOCK = SystemClock()
+
+
+class _Ahead(NamedTuple):
+    """A batch that was read ahead of the caller."""
+
+    stored: Stored
+    batch: pa.RecordBatch
+
+
+class PartitionReader:
+    """What this process knows of one partition. ``read`` is for threads; all coroutines are for the loop."""
+
+    def __init__(self, stream: Stream, queue: str, queue_id: str, number: int, run_bytes: int) -> None:
+        self._stream = stream
+        self._queue = queue
+        self._queue_id = queue_id
+        self._number = number
+        self._run_bytes = run_bytes
+        self._lock = threading.Lock()
+        self._ahead: deque[Stored] = deque()
+        self._current: _Ahead | None = None
+        self._places: OrderedDict[int, int] = OrderedDict()  # offset → the sequence from which it is found
+        self._outlines: list[Outline] = []
+        self._looked = 0.0
+        self.heard = 0
+        """The end of the partition that somebody told us of."""
+        self._seen = (0, 0)  # the newest message seen: its sequence, and the offset after it
+
+    # --- reading, in the caller's thread
+
+    def read(self, offset: int, max_rows: int, seconds: float) -> pa.RecordBatch | None:
+        with self._lock:
+            found = self._take(offset)
+            if found is None:
+                self._ahead = deque(self._stream.client.run(self.fetch(offset), seconds))
+                found = self._take(offset)
+            if found is None:
+                return None
+            return self._slice(found, offset, max_rows)
+
+    def _take(self, offset: int) -> _Ahead | None:
+        """The batch with this offset, if it was read ahead. What stands before it is not needed any more."""
+        while self._current is None or not self._current.stored.base <= offset < self._current.stored.end:
+            if not self._ahead or self._ahead[0].base > offset:
+                return None
+            stored = self._ahead.popleft()
+            if offset < stored.end:
+                self._current = _Ahead(stored, self._stream.batch(self._number, stored))
+        return self._current
+
+    def _slice(self, found: _Ahead, offset: int, max_rows: int) -> pa.RecordBatch:
+        rows = found.batch.slice(offset - found.stored.base, max_rows)
+        if offset + rows.num_rows == found.stored.end:
+            self._current = None  # who asks for it again asks the server, which may have deleted it by then
+        return rows
+
+    # --- fetching, in the loop
+
+    async def fetch(self, offset: int) -> list[Stored]:
+        """Batches in order, of which the first holds this offset; none at the end."""
+        sequence = self._places.get(offset)
+        if sequence is None:
+            sequence = await self.find(offset)
+        found, _ = await self._stream.run(self._number, sequence, RUN_MESSAGES, self._run_bytes)
+        if not found and offset < max(self._seen[1], self.heard):  # another replica that is behind has answered
+            late = await self._stream.next(self._number, sequence, sure=True)
+            found = [] if late is None else [late]
+        batches = await self._fitting(offset, found)
+        self._note(batches)
+        if not batches:
+            await self._look()
+        return batches
+
+    async def _fitting(self, offset: int, found: list[Stored]) -> list[Stored]:
+        """From the batch with this offset on. Where one is missing the list ends, or it is an error."""
+        fitting: list[Stored] = []
+        expected = offset
+        for stored in found:
+            if stored.base > expected and not fitting:
+                await self._refuse_gap(offset, stored)
+            if stored.base > expected:
+                break
+            if stored.end > expected:
+                fitting.append(stored)
+                expected = stored.end
+        return fitting
+
+    async def _refuse_gap(self, offset: int, stored: Stored) -> None:
+        self._places.pop(offset, None)
+        bounds = await self.bounds()
+        if not bounds[0] <= offset < bounds[1]:
+            refuse_offset(self._queue, self._number, offset, bounds)
+        where = self._stream.place(self._number, stored.sequence)
+        raise Damaged(f"{where}: offset {offset} is missing; this batch starts at {stored.base}")
+
+    def _note(self, found: list[Stored]) -> None:
+        for stored in found:
+            self._remember(stored.base, stored.sequence)
+            self._remember(stored.end, stored.sequence + 1)
+        if found:
+            self.saw(found[-1].sequence, found[-1].end)
+
+    def _remember(self, offset: int, sequence: int) -> None:
+        self._places[offset] = sequence
+        self._places.move_to_end(offset)
+        if len(self._places) > _REMEMBERED:
+            self._places.popitem(last=False)
+
+    def saw(self, sequence: int, end: int) -> None:
+        """There is a message with this sequence, and the partition reaches to this offset."""
+        self._seen = max(self._seen, (sequence, end))
+
+    async def _look(self) -> None:
+        """Now and then, at the end: is the stream still the one it was? Else we would wait for ever."""
+        now = _CLOCK.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        await check_same(self._stream, self._queue_id, self._seen[0])
+
+    # --- where things are
+
+    async def bounds(self) -> tuple[int, int]:
+        first, last = await asyncio.gather(
+            self._stream.next(self._number, 1, sure=True), self._stream.last(self._number)
+        )
+        if last is None:
+            return 0, 0
+        self.saw(last.sequence, last.end)
+        return (0, last.end) if first is None else (first.base, max(first.end, last.end))
+
+    async def find(self, offset: int) -> int:
+        """From which sequence on this offset is found; the next one if it is the end."""
+        last = await self._stream.last(self._number)
+        end = 0 if last is None else last.end
+        if offset == end:
+            self._remember(end, 1 if last is None else last.sequence + 1)
+            return self._places[end]
+        first = await self._stream.next(self._number, 1, sure=True)
+        if last is None or first is None or not first.base <= offset < end:
+            refuse_offset(self._queue, self._number, offset, (first.base if first else 0, end))
+        if last.base <= offset:
+            return last.sequence
+        return await self._search(offset, first, last)
+
+    async def _search(self, offset: int, low: Stored, high: Stored) -> int:
+        """Guess by proportion and halve in turn: few steps where batches are alike, never many."""
+        top, top_base = high.sequence, high.base
+        halve = False
+        while not low.base <= offset < low.end:
+            if low.end == offset:
+                return low.sequence + 1
+            share = 0.5 if halve else (offset - low.base) / max(1, top_base - low.base)
+            guess = min(max(low.sequence + 1, low.sequence + int(share * (top - low.sequence))), top)
+            found = await self._stream.next(self._number, guess, sure=True)
+            if found is None or (found.base > offset and guess == low.sequence + 1):
+                return guess  # what should stand here is gone: whoever reads there finds out why
+            if found.base > offset:
+                top, top_base = guess - 1, found.base
+            else:
+                low = found
+            halve = not halve
+        return low.sequence
+
+    # --- what is stored
+
+    async def chunks(self) -> list[Chunk]:
+        """Each batch is one: it is stored and deleted alone."""
+        path = f"{self._stream.name}/{self._stream.subject(self._number)}"
+        return [
+            Chunk("message", f"{path}/{o.sequence}", o.base, o.end, o.bytes, o.last_us) for o in await self._outline()
+        ]
+
+    async def _outline(self) -> list[Outline]:
+        """All batches without their content. Only the new ones are asked for."""
+        first, last = await asyncio.gather(
+            self._stream.next(self._number, 1, sure=True), self._stream.last(self._number)
+        )
+        if first is None or last is None:
+            return []
+        known = [outline for outline in self._outlines if outline.sequence >= first.sequence]
+        reached = known[-1].sequence if known else first.sequence - 1
+        if reached < last.sequence and last.end > last.base:
+            known += await self._stream.outlines(self._number, reached + 1)
+        self._outlines = known
+        return list(known)
+
+    async def offset_at(self, timestamp_us: int) -> int:
+        for outline in await self._outline():
+            if outline.last_us is not None and outline.last_us >= timestamp_us:
+                stored = await self._stream.next(self._number, outline.sequence, sure=True)
+                hit = first_at(self._stream.batch(self._number, stored), timestamp_us) if stored else None
+                if hit is not None:
+                    return hit
+        return (await self.bounds())[1]
+
+
+async def check_same(stream: Stream, queue_id: str, sequence: int) -> None:
+    """The stream must be the one that was opened, and must not have lost what was seen."""
+    identity = await stream.identity()
+    where = f"{stream.client.address}: stream {stream.name!r}"
+    if identity is None or identity.id != queue_id:
+        raise Damaged(f"{where} was deleted{' and created anew' if identity else ''} while it was in use")
+    info = await stream.info()
+    if info is not None and int(info["state"]["last_seq"]) < sequence:
+        raise WentBack(f"{where} ends at sequence {info['state']['last_seq']}; it has had {sequence} before")

@@ -1,0 +1,201 @@
+"""Appending to one partition of a stream: dense offsets by compare-and-set, each stamped batch once.
+
+A writer publishes on the condition that the last message of the subject is the one it knows. If it is not, it reads
+what came since and tries again: so several writers in several processes share a partition, with no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pxrs.clock import SystemClock
+from pxrs.errors import Refused, Unavailable, WentBack
+from pxrs.logs.base import Stamp
+from pxrs.logs.jetstream_names import message_id
+from pxrs.logs.jetstream_stream import ABOUT, Duplicate, Outline, Stored, Stream, WrongLast, mark
+from pxrs.logs.records import with_offsets
+from pxrs.logs.segment import encode
+
+LOOK_BACK = 64
+"""A batch is recognised if it is among the last so many messages of the stream, for each partition that it has."""
+LOOK_BACK_AT_LEAST = 1_000
+_REMEMBERED = 1_024
+_CATCH_UP_MESSAGES, _CATCH_UP_BYTES = 64, 8_388_608
+_PAUSE_SECONDS = 0.002
+_CLOCK = SystemClock()
+
+
+class Tail(NamedTuple):
+    """The last message of a subject, and the offset after it."""
+
+    sequence: int
+    end: int
+
+
+class Part(NamedTuple):
+    """Some rows of a batch that fit into one message."""
+
+    start: int
+    rows: int
+
+
+def parts_of(batch: pa.RecordBatch, limit: int, start: int = 0) -> list[Part]:
+    """The batch in pieces of at most ``limit`` bytes: the same ones each time, so that a retry is recognised."""
+    rows = batch.num_rows
+    if pa.ipc.get_record_batch_size(batch) + 8 * rows + 64 <= limit:
+        return [Part(start, rows)]
+    if rows == 1:
+        raise Refused(
+            f"one message of {batch.nbytes} bytes is larger than the NATS server takes ({limit}): "
+            "raise max_payload in its configuration"
+        )
+    half = rows // 2
+    return parts_of(batch.slice(0, half), limit, start) + parts_of(batch.slice(half), limit, start + half)
+
+
+class PartitionWriter:
+    """Appends to one partition. Used in the loop only."""
+
+    def __init__(self, stream: Stream, number: int, partitions: int) -> None:
+        self._stream = stream
+        self._number = number
+        self._back = max(LOOK_BACK_AT_LEAST, LOOK_BACK * partitions)
+        self._lock = asyncio.Lock()
+        self._tail: Tail | None = None
+        self._current = False  # whether the tail is believed to be the last message
+        self._stamps: OrderedDict[str, int] = OrderedDict()
+
+    async def append(
+        self, batch: pa.RecordBatch, parts: Sequence[Part], stamp: Stamp | None, seconds: float
+    ) -> tuple[int, Tail]:
+        """The first offset of the batch, and the end of the partition as it is known then."""
+        deadline = _CLOCK.monotonic() + seconds
+        name = message_id(stamp, self._number, 0) if stamp else ""
+        async with self._lock:
+            while True:
+                tail = await self._current_tail()
+                if name in self._stamps:
+                    return self._stamps[name], tail
+                try:
+                    return await self._publish(tail, batch, parts, stamp)
+                except WrongLast:
+                    self._current = False
+                except Duplicate:
+                    self._tail = None  # it is there, further back than what was read so far
+                if _CLOCK.monotonic() >= deadline:
+                    raise Unavailable(f"{self._where()}: others write to it all the time; nothing was stored")
+                await asyncio.sleep(random.random() * _PAUSE_SECONDS)
+
+    def _where(self) -> str:
+        return f"{self._stream.client.address}: stream {self._stream.name}, {self._stream.subject(self._number)}"
+
+    async def _publish(
+        self, tail: Tail, batch: pa.RecordBatch, parts: Sequence[Part], stamp: Stamp | None
+    ) -> tuple[int, Tail]:
+        messages, headers = self._encode(tail, batch, parts, stamp)
+        self._current = False  # until the answer is there
+        ack = await self._stream.publish(self._number, messages, headers)
+        self._current = True
+        if ack.duplicate:
+            return await self._base_of(ack.sequence, batch.num_rows), tail
+        self._tail = Tail(ack.sequence, tail.end + batch.num_rows)
+        if stamp:
+            self._remember(message_id(stamp, self._number, 0), tail.end)
+        return tail.end, self._tail
+
+    def _encode(
+        self, tail: Tail, batch: pa.RecordBatch, parts: Sequence[Part], stamp: Stamp | None
+    ) -> tuple[list[bytes], list[dict[str, str]]]:
+        messages, headers = [], []
+        for number, part in enumerate(parts):
+            rows = with_offsets(batch.slice(part.start, part.rows), tail.end + part.start)
+            message, header = encode(rows, stamp)
+            messages.append(bytes(message))
+            headers.append({ABOUT: f"{header.base} {header.rows} {header.last_us}"})
+            if stamp:
+                headers[-1]["Nats-Msg-Id"] = message_id(stamp, self._number, number)
+        headers[0]["Nats-Expected-Last-Subject-Sequence"] = str(tail.sequence)
+        return messages, headers
+
+    async def _base_of(self, sequence: int, rows: int) -> int:
+        """The first offset of a batch that the server had already."""
+        found = await self._stream.next(self._number, sequence, sure=True)
+        if found is not None and found.sequence == sequence:
+            return found.base
+        # It was stored and has been trimmed since: its offset is forgotten, and stood right before what is left.
+        return max(0, (0 if found is None else found.base) - rows)
+
+    # --- the end of the partition
+
+    async def _current_tail(self) -> Tail:
+        if self._tail is None:
+            self._tail = await self._first_look()
+        elif not self._current:
+            self._tail = await self._catch_up(self._tail)
+        self._current = True
+        return self._tail
+
+    async def _first_look(self) -> Tail:
+        """Find the end, and which batches stand before it: one of them may be what is sent again now."""
+        last = await self._stream.last(self._number)
+        if last is None:
+            return Tail(0, 0)
+        await self._look_back(last, last.sequence - self._back)
+        return Tail(last.sequence, last.end)
+
+    async def _look_back(self, last: Stored, sequence: int) -> None:
+        self._remember_all(await self._stream.outlines(self._number, sequence))
+        self._remember_stamps([last])
+
+    async def _catch_up(self, tail: Tail) -> Tail:
+        """Take in what others, or a try of our own without an answer, have appended since."""
+        found, more = await self._stream.run(self._number, tail.sequence + 1, _CATCH_UP_MESSAGES, _CATCH_UP_BYTES)
+        self._remember_stamps(found)
+        reached = Tail(found[-1].sequence, found[-1].end) if found else tail
+        if not more and found and self._stream.replicas == 1:
+            return reached
+        last = await self._stream.last(self._number)
+        if last is None or last.sequence < reached.sequence:
+            raise WentBack(f"{self._where()} ends before sequence {reached.sequence}, which it has had before")
+        if last.sequence > reached.sequence:
+            await self._look_back(last, max(reached.sequence + 1, last.sequence - self._back))
+        return Tail(last.sequence, last.end)
+
+    def _remember_all(self, found: Iterable[Outline]) -> None:
+        for outline in found:
+            if outline.id:
+                self._remember(outline.id, outline.base)
+
+    def _remember_stamps(self, found: Iterable[Stored]) -> None:
+        for stored in found:
+            if stored.stamp:
+                name = message_id(stored.stamp, self._number, 0)
+                self._remember(name, min(stored.base, self._stamps.get(name, stored.base)))
+
+    def _remember(self, name: str, base: int) -> None:
+        self._stamps[name] = base
+        if len(self._stamps) > _REMEMBERED:
+            self._stamps.popitem(last=False)
+
+    # --- trimming
+
+    async def mark_end(self, end: int) -> int | None:
+        """Publish a mark that holds this end of the partition; its sequence, or None if the partition has grown."""
+        async with self._lock:
+            tail = await self._current_tail()
+            if tail.end != end:
+                return None
+            self._current = False
+            expected = {"Nats-Expected-Last-Subject-Sequence": str(tail.sequence)}
+            try:
+                ack = await self._stream.publish(self._number, [mark(end)], [expected])
+            except WrongLast:
+                return None
+            self._tail, self._current = Tail(ack.sequence, end), True
+            return ack.sequence

@@ -1,0 +1,166 @@
+"""Housekeeping of one partition's files: full segments become Parquet, what is old goes, leftovers are swept.
+
+One process at a time, by a lock of its own: appends never wait for it. Each step leaves the partition whole, in this
+order: a new file under a name that nobody looks for, the manifest, then the files that the manifest has made
+superfluous. What a crash leaves over is told from the manifest's first line, and swept by the next who comes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+
+from pxrs.clock import SystemClock
+from pxrs.errors import Unavailable
+from pxrs.logs.base import Chunk
+from pxrs.logs.durable import sync_directory
+from pxrs.logs.locks import close_held, open_held, try_lock
+from pxrs.logs.manifest import NAME, Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
+from pxrs.logs.parquet import describe, sealed_name, write_sealed
+from pxrs.logs.partition import PartitionFiles
+from pxrs.logs.pieces import read_range
+from pxrs.logs.records import refuse_offset
+from pxrs.logs.segmentfile import index_path, segment_path
+
+_CLOCK = SystemClock()
+_LOCK = "housekeeping.lock"
+_PATIENCE, _PAUSE = 10.0, 0.01
+_FILE = re.compile(r"(\d{20})\.(arrow|index|parquet)")
+_UNFINISHED = re.compile(r"\d{20}\.parquet\.tmp|" + re.escape(NAME) + r"\.tmp")
+
+
+@contextmanager
+def _alone(directory: str, patience: float) -> Iterator[bool]:
+    """Hold the lock of the housekeeping, or say after a while that another does."""
+    fd = open_held(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT)
+    try:
+        deadline = _CLOCK.monotonic() + patience
+        while not (mine := try_lock(fd)) and _CLOCK.monotonic() < deadline:
+            time.sleep(_PAUSE)
+        yield mine
+    finally:
+        close_held(fd)
+
+
+# --- sealing
+
+
+def seal(files: PartitionFiles, compression: str, min_age: float = 0) -> list[Chunk]:
+    """Turn full segments into Parquet, the oldest first. Nothing happens while another process does it."""
+    with _alone(files.directory, patience=0) as mine:
+        if not mine:
+            return []
+        _sweep(files.directory, delay=None)
+        made = _full(files, min_age)
+        for start, end in made:
+            _seal(files, start, end, compression)
+        return [chunk for chunk in files.chunks() if (chunk.start, chunk.end) in made] if made else []
+
+
+def _full(files: PartitionFiles, min_age: float) -> list[tuple[int, int]]:
+    """The offsets of the segments to seal: all but the last two, where retries are looked for."""
+    files.refresh()
+    bases = [segment.base for segment in files.segments]
+    latest = _CLOCK.wall() - min_age
+    found = []
+    for start, end in pairwise(bases[:-1]):
+        if os.path.getmtime(segment_path(files.directory, start)) > latest:
+            break
+        found.append((start, end))
+    return found
+
+
+def _seal(files: PartitionFiles, start: int, end: int, compression: str) -> None:
+    directory = files.directory
+    path = os.path.join(directory, sealed_name(start))
+    first_us, last_us = write_sealed(read_range(files.pieces(start, end), start, end), path + ".tmp", compression)
+    os.rename(path + ".tmp", path)
+    sync_directory(directory)
+    manifest = read_manifest(directory)
+    sealed = describe(path, start, end, first_us, last_us)
+    _replace(directory, manifest.summary.start if manifest.files else start, (*manifest.files, sealed), end)
+    _delete_segment(directory, start)
+
+
+def _replace(directory: str, start: int, sealed: tuple[Sealed, ...], sealed_end: int) -> None:
+    write_manifest(directory, Manifest(Summary(start, sealed_end), sealed))
+
+
+def _delete_segment(directory: str, base: int) -> None:
+    for path in (index_path(segment_path(directory, base)), segment_path(directory, base)):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+# --- trimming
+
+
+def trim(files: PartitionFiles, offset: int, delay: float) -> int:
+    """Move the start of the partition to the last chunk that begins at or before this offset. The last chunk stays."""
+    with _alone(files.directory, _PATIENCE) as mine:
+        if not mine:
+            raise Unavailable(f"{files.directory}: another process has sealed or trimmed here for {_PATIENCE:g} s")
+        start, end = files.bounds()
+        if offset > end:
+            refuse_offset(files.queue, files.number, offset, (start, end))
+        chunks = files.chunks()
+        kept = next((chunk for chunk in chunks[:-1] if chunk.end > offset), chunks[-1] if chunks else None)
+        if kept is not None and kept.start > start:
+            _move_start(files.directory, kept.start, [chunk for chunk in chunks if chunk.end <= kept.start])
+            files.look_again()
+        _sweep(files.directory, delay)
+        return files.bounds()[0]
+
+
+def _move_start(directory: str, start: int, gone: list[Chunk]) -> None:
+    for chunk in gone:
+        os.utime(chunk.path)  # from now on the delay of its deletion counts
+    manifest = read_manifest(directory)
+    left = tuple(sealed for sealed in manifest.files if sealed.start >= start)
+    _replace(directory, start, left, max(start, manifest.summary.sealed_end))
+
+
+# --- sweeping
+
+
+def sweep_at_first_use(directory: str, delay: float) -> None:
+    """Remove what a crash has left over, where housekeeping was ever done, and if nobody else does it now."""
+    if not os.path.exists(os.path.join(directory, _LOCK)):
+        return
+    try:
+        with _alone(directory, patience=0) as mine:
+            if mine:
+                _sweep(directory, delay)
+    except PermissionError:  # who may only read may leave the rest to others
+        return
+
+
+def _sweep(directory: str, delay: float | None) -> None:
+    """Delete what the manifest does not count on; files of trimmed messages after the delay (None: leave them)."""
+    summary, latest = read_summary(directory), None if delay is None else _CLOCK.wall() - delay
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
+        if _UNFINISHED.fullmatch(name) or _is_superfluous(name, summary) or _is_over(path, name, summary, latest):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _is_superfluous(name: str, summary: Summary) -> bool:
+    """Whether this is a segment that was sealed, or a sealed file that never came into the manifest."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        return False
+    base = int(found[1])
+    return base >= summary.sealed_end if found[2] == "parquet" else summary.start <= base < summary.sealed_end
+
+
+def _is_over(path: str, name: str, summary: Summary, latest: float | None) -> bool:
+    """Whether this holds only messages that were trimmed long enough ago."""
+    found = _FILE.fullmatch(name)
+    return (
+        found is not None and latest is not None and int(found[1]) < summary.start and os.path.getmtime(path) <= latest
+    )

@@ -1,0 +1,98 @@
+"""The sealed history of a queue in Spark: Parquet files that the JVM reads, only the columns that are used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as every Spark program calls it
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from pxrs.logs.base import SCHEMA, Piece
+from pxrs.spark.columns import TYPES, schema_of
+from pxrs.spark.plan import Slice
+
+_STORED = from_arrow_schema(schema_of([name for name in TYPES if name in SCHEMA.names]))
+_VERIFY = "parquet.page.verify-checksum.enabled"
+
+
+class SealedPart(NamedTuple):
+    """A sealed file, and which of its messages are wanted."""
+
+    partition: int
+    epoch: int
+    path: str
+    start: int
+    end: int
+    whole: bool
+
+
+def split(part: Slice) -> tuple[list[SealedPart], Slice | None]:
+    """The sealed files of a slice, which come first, and what is left of it."""
+    sealed = [piece for piece in part.pieces if piece.kind == "parquet"]
+    parts = [_part(part, piece) for piece in sealed]
+    reached = parts[-1].end if parts else part.start
+    if reached == part.end:
+        return parts, None
+    return parts, part._replace(start=reached, pieces=tuple(part.pieces[len(sealed) :]))
+
+
+def _part(part: Slice, piece: Piece) -> SealedPart:
+    start, end = max(part.start, piece.start), min(part.end, piece.end)
+    return SealedPart(part.partition, part.epoch, piece.path, start, end, (start, end) == (piece.start, piece.end))
+
+
+def read_sealed(
+    spark: SparkSession, topic: str, parts: Sequence[SealedPart], columns: Sequence[str], schema: StructType
+) -> DataFrame:
+    """A scan over the files that are wanted as they are, and one over those of which a part is: few, and filtered.
+
+    Partitions are told apart by the files' paths, and only if somebody asks for them.
+    """
+    whole, cut = [part for part in parts if part.whole], [part for part in parts if not part.whole]
+    frames = [_scan(spark, whole)] if whole else []
+    if cut:
+        frames.append(_scan(spark, cut).where(reduce(Column.__or__, map(_wanted, cut))))
+    constants = _constants(topic, parts)
+    selected = [constants.get(name, F.col(name)).alias(name) for name in columns]
+    return united([frame.select(selected) for frame in frames]).to(schema)
+
+
+def _scan(spark: SparkSession, parts: Sequence[SealedPart]) -> DataFrame:
+    return spark.read.schema(_STORED).option(_VERIFY, True).parquet(*(_escaped(part.path) for part in parts))
+
+
+def _escaped(path: str) -> str:
+    """Spark takes a path for a pattern."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
+def _wanted(part: SealedPart) -> Column:
+    """The end of a path is plain, however the path before it is written."""
+    place = "/" + "/".join(part.path.split("/")[-2:])
+    return F.col("_metadata.file_path").endswith(place) & F.col("offset").between(part.start, part.end - 1)
+
+
+def _constants(topic: str, parts: Sequence[SealedPart]) -> dict[str, Column]:
+    partition = _by_partition({part.partition: part.partition for part in parts}, "int")
+    epoch = _by_partition({part.partition: part.epoch for part in parts}, "long")
+    return {"topic": F.lit(topic), "timestampType": F.lit(0), "partition": partition, "epoch": epoch}
+
+
+def _by_partition(values: dict[int, int], kind: str) -> Column:
+    """What stands for the partition that a row is from."""
+    if len(set(values.values())) == 1:
+        return F.lit(next(iter(values.values()))).cast(kind)
+    number = F.regexp_extract("_metadata.file_path", r"/partition-(\d+)/[^/]+$", 1).cast("int")
+    if all(partition == value for partition, value in values.items()):
+        return number
+    pairs = [F.lit(one) for pair in values.items() for one in pair]
+    return F.create_map(pairs)[number].cast(kind)
+
+
+def united(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(DataFrame.union, frames)

