@@ -26,6 +26,7 @@ class Sample(NamedTuple):
 
 _MEMBER = ("queue", "group", "member")
 _PARTITION = (*_MEMBER, "partition")
+_QUEUE = ("queue",)
 
 LAG_MESSAGES = Metric("pxrs_lag_messages", "gauge", "messages behind the end of the log", _PARTITION)
 LAG_SECONDS = Metric("pxrs_lag_seconds", "gauge", "how long the next message has been waiting", _PARTITION)
@@ -49,5 +50,12 @@ RETRIED = Metric("pxrs_retried_total", "counter", "calls of the handler after a 
 SKIPPED = Metric("pxrs_skipped_total", "counter", "messages skipped by the failure policy", _MEMBER)
 DEAD_LETTERED = Metric("pxrs_dead_lettered_total", "counter", "messages put into the dead letters", _MEMBER)
 HANDLER_SECONDS = Metric("pxrs_handler_seconds_total", "counter", "time spent in the handler", _MEMBER)
+EXPIRED = Metric(
+    "pxrs_expired_messages_total", "counter", "messages that retention deleted before they were processed", _MEMBER
+)
+SEALED_SEGMENTS = Metric("pxrs_sealed_segments_total", "counter", "segments that this process made Parquet", _QUEUE)
+TRIMMED_MESSAGES = Metric(
+    "pxrs_trimmed_messages_total", "counter", "messages that retention deleted in this process", _QUEUE
+)
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

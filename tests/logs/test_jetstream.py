@@ -17,7 +17,7 @@ from pxrs.testing.servers.nats import NatsCluster, NatsServer
 
 from .nats_helpers import open_nats
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("nats")]
+pytestmark = pytest.mark.processes
 nats_server = nats.nats_server
 
 

@@ -23,7 +23,7 @@ from pxrs.testing.servers.nats import NatsServer
 
 from .nats_helpers import ask, open_nats, opened, stream_state
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("nats")]
+pytestmark = pytest.mark.processes
 nats_server = nats.nats_server
 
 

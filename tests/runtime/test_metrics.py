@@ -53,6 +53,9 @@ def test_the_page_shows_lag_ownership_and_work_under_stable_names() -> None:
     assert seen[f"pxrs_claims_total{member}"] == 2
     assert seen[f"pxrs_handled_total{member}"] == 1
     assert seen[f"pxrs_leads{member}"] == 1
+    assert seen[f"pxrs_expired_messages_total{member}"] == 0
+    assert seen['pxrs_sealed_segments_total{queue="memory"}'] == 0
+    assert seen['pxrs_trimmed_messages_total{queue="memory"}'] == 0
     assert 0 <= seen[f"pxrs_beat_age_seconds{member}"] < 60
 
 
@@ -64,6 +67,7 @@ def test_every_metric_has_a_stable_name() -> None:
         "pxrs_commits_total", "pxrs_fenced_writes_total", "pxrs_registry_troubles_total", "pxrs_batches_total",
         "pxrs_handled_total",
         "pxrs_retried_total", "pxrs_skipped_total", "pxrs_dead_lettered_total", "pxrs_handler_seconds_total",
+        "pxrs_expired_messages_total", "pxrs_sealed_segments_total", "pxrs_trimmed_messages_total",
     ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +23,7 @@ from nats.aio.client import Client as NatsConnection
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from pxrs.errors import PxrsError, Refused, Unavailable
+from pxrs.errors import Closed, PxrsError, Refused, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ class _Connection:
         self._up = asyncio.Event()
         self._lost: asyncio.Future[None] | None = None
         self._last_error: BaseException | None = None
+        self._denied = False
 
     async def ready(self) -> NatsConnection:
         """The live connection; Unavailable when there is none for a while."""
@@ -152,6 +154,7 @@ class _Connection:
 
     async def _connect(self) -> NatsConnection:
         made = NatsConnection()
+        self._last_error, self._denied = None, False
         try:
             await asyncio.wait_for(self._open(made), CONNECT_SECONDS)
         except (TimeoutError, OSError, nats.errors.Error) as error:
@@ -182,8 +185,8 @@ class _Connection:
             raise Refused(f"{a}: nats-server {version.major}.{version.minor} is too old; it must be 2.12 or newer")
 
     def _failed(self, error: BaseException) -> PxrsError:
-        cause = self._last_error if isinstance(error, TimeoutError) and self._last_error else error
-        if "uthorization" in str(cause):
+        cause = self._last_error or error
+        if self._denied:
             return Refused(f"{self.address}: the server does not accept this user and password")
         return self._away(f"cannot be reached: {str(cause) or 'no answer'}")
 
@@ -196,6 +199,7 @@ class _Connection:
 
     async def _on_error(self, error: Exception) -> None:
         self._last_error = error
+        self._denied = self._denied or "authorization" in str(error).lower()
         logger.debug("%s: %s", self.address, error)
 
     async def _on_disconnect(self) -> None:
@@ -276,6 +280,11 @@ class Client:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self._closed = False
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine of this client; its result is asked for later."""
+        return asyncio.run_coroutine_threadsafe(work, _process.running().loop)
 
     def run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Run a coroutine of this client and wait for its result, from any thread but the loop's."""
@@ -285,6 +294,8 @@ class Client:
             raise Unavailable(f"{self.address}: not done within {seconds:g} s; it may still happen") from None
 
     def _connection(self) -> _Connection:
+        if self._closed:  # a late one must not connect again
+            raise Closed(f"the connection to {self.address} is closed")
         return _process.connection(self.address, self)
 
     async def max_payload(self) -> int:
@@ -353,6 +364,7 @@ class Client:
 
     def close(self) -> None:
         """Leave the connection; the last one to leave closes it."""
+        self._closed = True
         connection = _process.leave(self.address, self)
         if connection is not None:
             with suppress(TimeoutError):

@@ -31,7 +31,7 @@ from pxrs.settings import Settings
 T = TypeVar("T")
 
 _MESSAGE_BYTES = 1_048_576
-_RUN_BYTES = 4_194_304
+_RUN_BYTES = 2_097_152
 _RUN_BYTES_OF_ALL = 67_108_864
 _APPEND_SECONDS = 15.0
 _SECONDS = 30.0
@@ -200,6 +200,8 @@ class JetStreamLog(Log):
         if not self._closed:
             self._closed = True
             self._bell.close()
+            for reader in list(self._readers.values()):
+                reader.close()
             self._client.close()
 
 

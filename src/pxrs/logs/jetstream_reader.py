@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict, deque
+from concurrent.futures import CancelledError, Future
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from pxrs.clock import SystemClock
-from pxrs.errors import Damaged, WentBack
+from pxrs.errors import Damaged, PxrsError, WentBack
 from pxrs.logs.base import Chunk
+from pxrs.logs.jetstream_names import from_metadata
 from pxrs.logs.jetstream_stream import Outline, Stored, Stream
 from pxrs.logs.records import first_at, refuse_offset
 
@@ -33,6 +35,25 @@ class _Ahead(NamedTuple):
     batch: pa.RecordBatch
 
 
+class Run(NamedTuple):
+    """Batches in order, and whether more are stored after them."""
+
+    batches: list[Stored]
+    more: bool
+
+
+NOTHING = Run([], False)
+
+
+class State(NamedTuple):
+    """What changes whenever anything in a stream changes."""
+
+    last_seq: int
+    first_seq: int
+    messages: int
+    num_deleted: int
+
+
 class PartitionReader:
     """What this process knows of one partition. ``read`` is for threads; all coroutines are for the loop."""
 
@@ -44,10 +65,12 @@ class PartitionReader:
         self._run_bytes = run_bytes
         self._lock = threading.Lock()
         self._ahead: deque[Stored] = deque()
+        self._coming: tuple[int, Future[Run]] | None = None  # the run after it, from this offset on
         self._current: _Ahead | None = None
         self._places: OrderedDict[int, int] = OrderedDict()  # offset → the sequence from which it is found
         self._outlines: list[Outline] = []
         self._looked = 0.0
+        self._bounds: tuple[State, tuple[int, int]] | None = None  # as they were in this state of the stream
         self.heard = 0
         """The end of the partition that somebody told us of."""
         self._seen = (0, 0)  # the newest message seen: its sequence, and the offset after it
@@ -58,11 +81,43 @@ class PartitionReader:
         with self._lock:
             found = self._take(offset)
             if found is None:
-                self._ahead = deque(self._stream.client.run(self.fetch(offset), seconds))
+                self._load(offset, seconds)
                 found = self._take(offset)
             if found is None:
                 return None
             return self._slice(found, offset, max_rows)
+
+    def _load(self, offset: int, seconds: float) -> None:
+        """Get the run from this offset on; if there is more, the next one comes while the caller works."""
+        client = self._stream.client
+        run = self._come(offset, seconds)
+        if not run.batches:
+            run = client.run(self.fetch(offset), seconds)
+        self._ahead = deque(run.batches)
+        if run.more:
+            after = run.batches[-1].end
+            self._coming = after, client.start(self.fetch(after))
+
+    def _come(self, offset: int, seconds: float) -> Run:
+        """The run that was asked for ahead, if it is the one that is wanted."""
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return NOTHING
+        start, future = coming
+        if start != offset:
+            future.cancel()
+            return NOTHING
+        try:
+            return future.result(seconds)
+        except (PxrsError, TimeoutError, CancelledError):
+            future.cancel()
+            return NOTHING  # it is asked for again, and the answer to that counts
+
+    def close(self) -> None:
+        with self._lock:
+            if self._coming is not None:
+                self._coming[1].cancel()
+            self._coming = None
 
     def _take(self, offset: int) -> _Ahead | None:
         """The batch with this offset, if it was read ahead. What stands before it is not needed any more."""
@@ -82,12 +137,12 @@ class PartitionReader:
 
     # --- fetching, in the loop
 
-    async def fetch(self, offset: int) -> list[Stored]:
+    async def fetch(self, offset: int) -> Run:
         """Batches in order, of which the first holds this offset; none at the end."""
         sequence = self._places.get(offset)
         if sequence is None:
             sequence = await self.find(offset)
-        found, _ = await self._stream.run(self._number, sequence, RUN_MESSAGES, self._run_bytes)
+        found, more = await self._stream.run(self._number, sequence, RUN_MESSAGES, self._run_bytes)
         if not found and offset < max(self._seen[1], self.heard):  # another replica that is behind has answered
             late = await self._stream.next(self._number, sequence, sure=True)
             found = [] if late is None else [late]
@@ -95,7 +150,7 @@ class PartitionReader:
         self._note(batches)
         if not batches:
             await self._look()
-        return batches
+        return Run(batches, more and bool(batches))
 
     async def _fitting(self, offset: int, found: list[Stored]) -> list[Stored]:
         """From the batch with this offset on. Where one is missing the list ends, or it is an error."""
@@ -142,11 +197,21 @@ class PartitionReader:
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        await check_same(self._stream, self._queue_id, self._seen[0])
+        await self._state()
+
+    async def _state(self) -> State:
+        return await state_of(self._stream, self._queue_id, self._seen[0])
 
     # --- where things are
 
     async def bounds(self) -> tuple[int, int]:
+        """Start and end. While nothing changes in the stream it costs one small question."""
+        state = await self._state()
+        if self._bounds is None or self._bounds[0] != state:
+            self._bounds = state, await self._ask_bounds()
+        return self._bounds[1]
+
+    async def _ask_bounds(self) -> tuple[int, int]:
         first, last = await asyncio.gather(
             self._stream.next(self._number, 1, sure=True), self._stream.last(self._number)
         )
@@ -221,12 +286,15 @@ class PartitionReader:
         return (await self.bounds())[1]
 
 
-async def check_same(stream: Stream, queue_id: str, sequence: int) -> None:
-    """The stream must be the one that was opened, and must not have lost what was seen."""
-    identity = await stream.identity()
-    where = f"{stream.client.address}: stream {stream.name!r}"
-    if identity is None or identity.id != queue_id:
-        raise Damaged(f"{where} was deleted{' and created anew' if identity else ''} while it was in use")
+async def state_of(stream: Stream, queue_id: str, sequence: int) -> State:
+    """The state of the stream, which must be the one that was opened and must not have lost what was seen."""
     info = await stream.info()
-    if info is not None and int(info["state"]["last_seq"]) < sequence:
-        raise WentBack(f"{where} ends at sequence {info['state']['last_seq']}; it has had {sequence} before")
+    where = f"{stream.client.address}: stream {stream.name!r}"
+    if info is None:
+        raise Damaged(f"{where} was deleted while it was in use")
+    if from_metadata(stream.name, info["config"].get("metadata")).id != queue_id:
+        raise Damaged(f"{where} was deleted and created anew while it was in use")
+    state = State(*(int(info["state"].get(name, 0)) for name in State._fields))
+    if state.last_seq < sequence:
+        raise WentBack(f"{where} ends at sequence {state.last_seq}; it has had {sequence} before")
+    return state

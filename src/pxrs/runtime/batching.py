@@ -7,14 +7,12 @@ commits go through ``submit``, so the same loop serves a member of a group and a
 from __future__ import annotations
 
 import logging
-import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from pxrs.clock import Clock
 from pxrs.errors import (
     Closed,
     Damaged,
@@ -26,59 +24,22 @@ from pxrs.errors import (
     StopConsuming,
     Unavailable,
 )
-from pxrs.logs.base import Log
-from pxrs.model import Batch, Grant, Owner, Range
+from pxrs.model import Batch, Grant, Range
 from pxrs.rules.batches import GROWTH, Pace, halves, share_out
 from pxrs.runtime import delivery
+from pxrs.runtime.assembly import Assembly
 from pxrs.runtime.delivery import Context
+from pxrs.runtime.gaps import has_expired, place_in_log, tell_of_gap
 from pxrs.runtime.gist import gist
-from pxrs.runtime.publishing import NobodyCommits, Outcome, Submit, commit_batch, store_start
-from pxrs.runtime.report import Report
-from pxrs.runtime.shares import Share, Shares
-from pxrs.runtime.sink import Sink
-from pxrs.runtime.worker import DeadLetterBox
-from pxrs.settings import Settings
+from pxrs.runtime.publishing import NobodyCommits, Outcome, commit_batch, store_start
+from pxrs.runtime.shares import Share
+
+__all__ = ["Assembly", "BatchLoop"]
 
 logger = logging.getLogger("pxrs.pipeline")
 
 FIRST_ROWS = 100_000
 """The first batch: large enough to be worth a Spark job, small enough for slow functions."""
-LOG_TROUBLES = (Unavailable, Damaged, OutOfRange)
-
-
-@dataclass
-class Assembly:
-    """What a batch loop works with."""
-
-    log: Log
-    group: str
-    owner: Owner
-    shares: Shares
-    settings: Settings
-    clock: Clock
-    execute: Callable[[Batch], Any]
-    """From a batch to its output, which goes to the sink if there is one."""
-    is_fatal: Callable[[Exception], bool]
-    """Whether an error says that nothing can be executed any more, whatever the messages are."""
-    probe: Callable[[Batch], Any]
-    """The output of the same functions, run where they would be for this batch, for no messages at all."""
-    sink: Sink | None
-    submit: Submit
-    start_at: Callable[[int], int]
-    dead_letters: DeadLetterBox
-    stop: Callable[[], None]
-    fail: Callable[[PxrsError], None]
-    report: Report
-    max_partitions: int
-    """How many partitions one commit can hold."""
-    ends: Mapping[int, int] | None = None
-    """Where each partition ends for this loop; None: where its log ends, and that may grow."""
-    is_over: Callable[[], bool] = lambda: False
-    """Asked when there is nothing to do: whether all that was wanted is done."""
-    is_stopping: Callable[[], bool] = lambda: False
-    idle_seconds: float | None = None
-    """How long an idle loop sleeps at most before it asks ``is_over`` again."""
-    pause: threading.Event = field(default_factory=threading.Event)
 
 
 class BatchLoop:
@@ -141,18 +102,22 @@ class BatchLoop:
         try:
             if a.sink is not None:
                 a.sink.recover(identity.name, identity.id, a.group, share.grant, share.note)
-            first, end = a.log.bounds(number)
-            position = a.start_at(number) if share.position is None else share.position
-            if not first <= position <= end:
-                a.log.read(number, position)  # raises the error that names the gap
+            chosen = a.start_at(number) if share.position is None else share.position
+            position, _ = place_in_log(a.log, a.settings, number, chosen)
         except (Unavailable, Damaged) as error:
             self._park(number, error)
             return
-        trouble = store_start(a.submit, share.grant, position) if share.position is None else None
-        if trouble is None:
+        if position == share.position or self._move(share.grant, chosen, position):
             a.shares.begin(share.grant, position)
-        elif not isinstance(trouble, Fenced):
-            self._park(number, trouble)
+
+    def _move(self, grant: Grant, position: int, start: int) -> bool:
+        """Store where a partition goes on, before anything of it is taken; what lies between is gone."""
+        trouble = store_start(self._a.submit, grant, start)
+        if trouble is None and start > position:
+            self._a.shares.count(expired=tell_of_gap(self._a.report, grant, position, start))
+        elif trouble is not None and not isinstance(trouble, Fenced):
+            self._park(grant.partition, trouble)
+        return trouble is None
 
     def _park(self, partition: int, error: PxrsError) -> None:
         logger.error("partition %d waits: %s", partition, error)
@@ -171,8 +136,10 @@ class BatchLoop:
         waiting: dict[Grant, tuple[int, int]] = {}
         for grant, position in self._a.shares.takeable().items():
             try:
-                waiting[grant] = (position, self._end_of(grant.partition))
-            except LOG_TROUBLES as error:
+                found = self._waiting(grant, position)
+                if found is not None:
+                    waiting[grant] = found
+            except (Unavailable, Damaged) as error:
                 self._park(grant.partition, error)
         self._lag = sum(end - position for position, end in waiting.values())
         chosen = self._choose([grant for grant, (position, end) in waiting.items() if end > position])
@@ -183,9 +150,15 @@ class BatchLoop:
             if g.partition in shares
         ]
 
-    def _end_of(self, partition: int) -> int:
-        end = self._a.log.bounds(partition)[1]
-        return end if self._a.ends is None else min(end, self._a.ends[partition])
+    def _waiting(self, grant: Grant, position: int) -> tuple[int, int] | None:
+        """What a partition has to offer, behind what was deleted meanwhile; None if that cannot be stored."""
+        a = self._a
+        start, end = place_in_log(a.log, a.settings, grant.partition, position)
+        if start > position:
+            if not self._move(grant, position, start):
+                return None
+            a.shares.advance({grant: start})
+        return start, end if a.ends is None else min(end, a.ends[grant.partition])
 
     def _choose(self, grants: list[Grant]) -> list[Grant]:
         """More partitions than one commit can hold take turns."""
@@ -256,6 +229,8 @@ class BatchLoop:
             if "StopConsuming" in gist(error):  # raised in a task, it arrives as an error of Spark
                 self._a.stop()
                 return None
+            if has_expired(self._a.log, batch.ranges):
+                return None  # deleted after it was planned: the next plan says what becomes of it
             if isinstance(error, _CannotWrite):
                 raise HandlerFailed(f"the output of batch {batch.number} cannot be written: {error}") from error
             if isinstance(error, Closed | Refused) or self._a.is_fatal(error):
@@ -358,7 +333,7 @@ class BatchLoop:
             return  # lost meanwhile: it is for the next owner to judge
         try:
             found = a.log.read(part.partition, part.start, 1)
-        except LOG_TROUBLES as trouble:
+        except (Unavailable, Damaged, OutOfRange) as trouble:
             self._park(part.partition, trouble)
             return
         assert found is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from pxrs.errors import PxrsError
@@ -25,6 +26,7 @@ class Consumer:
         workforce.job.fail = weakly(membership.fail)
         workforce.job.stop = weakly(membership.request_stop)
         workforce.job.submit = weakly(membership.submit)
+        workforce.job.report = weakly(self._report)
         membership.ended = weakly(self._forget)
         weakref.finalize(self, Workforce.halt, workforce)
 
@@ -107,6 +109,9 @@ class Consumer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _report(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self._membership.report(kind, facts)
 
     def _forget(self) -> None:
         self._running.discard(self)

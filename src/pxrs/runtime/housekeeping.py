@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from pxrs import metrics
@@ -57,7 +58,7 @@ class _Judged(NamedTuple):
 
 
 class Housekeeper:
-    """Seals and trims the partitions of one queue, as its settings say. Holds the log and the store, never the queue."""
+    """Seals and trims the partitions of one queue, as its settings say. Keeps log and store alive, never the queue."""
 
     def __init__(self, log: Log, store: Store, settings: Settings, clock: Clock) -> None:
         self._log = log
@@ -70,30 +71,37 @@ class Housekeeper:
         self._closed = False
         self._sealed = 0
         self._trimmed = 0
+        self._forget: weakref.finalize[..., Housekeeper] | None = None
         self._start()
         _all.add(self)
 
     def _start(self) -> None:
         """Everything that belongs to this process alone; a forked child begins anew, and without a thread."""
+        if self._forget is not None:
+            self._forget.detach()
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._loop: Loop | None = None
         self._next_at = 0.0
         self._grown: dict[int, tuple[int, float]] = {}
         self._judged: dict[int, _Judged] = {}
         self._sweep_at: dict[int, float] = {}
         self._noted: dict[str, str] = {}
+        self._holders: set[str] = set()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin, if there is anything to do and it was not begun before."""
-        if self._closed or self._loop is not None or not (self._seals or self._policy.is_any):
-            return
-        self._next_at = self._clock.monotonic() + self._pause
-        self._loop = Loop(f"pxrs-{self._log.identity.name}-keep", self._step)
-        # Whoever drops the queue need not wait for the next round until its thread is gone.
-        weakref.finalize(self, self._loop.wake).atexit = False
-        self._loop.thread.start()
+        with self._starting:
+            if self._closed or self._loop is not None or not (self._seals or self._policy.is_any):
+                return
+            self._next_at = self._clock.monotonic() + self._pause
+            self._loop = Loop(f"pxrs-{self._log.identity.name}-keep", self._step)
+            # Whoever drops the queue need not wait for the next round until its thread is gone.
+            self._forget = weakref.finalize(self, self._loop.wake)
+            self._forget.atexit = False
+            self._loop.thread.start()
 
     def close(self) -> None:
         """End, and wait for it, but not for long. Closing twice is harmless."""
@@ -121,10 +129,10 @@ class Housekeeper:
         with self._lock:
             done = Round()
             for partition in self._partitions() if self._seals else ():
-                self._try(done, f"partition {partition}, sealing", lambda p=partition: self._seal(p, done))
+                self._try(done, f"partition {partition}, sealing", partial(self._seal, partition, done))
             if self._policy.is_any:
                 # After all sealing, which may take long: the checkpoints shall be as new as can be.
-                self._try(done, "retention", lambda: self._trim_all(done))
+                self._try(done, "retention", partial(self._trim_all, done))
             self._say_who_holds(done)
             return done
 
@@ -174,8 +182,8 @@ class Housekeeper:
     def _trim_all(self, done: Round) -> None:
         needs = needs_of(self._store, self._settings.prefix, self._log)
         for partition in self._partitions():
-            need = needs.get(partition)
-            self._try(done, f"partition {partition}, retention", lambda p=partition, n=need: self._trim(p, n, done))
+            trim = partial(self._trim, partition, needs.get(partition), done)
+            self._try(done, f"partition {partition}, retention", trim)
 
     def _trim(self, partition: int, need: Need | None, done: Round) -> None:
         now_us = int(self._clock.wall() * 1_000_000)
@@ -212,13 +220,12 @@ class Housekeeper:
             self._log.trim(partition, self._log.bounds(partition)[0])
 
     def _say_who_holds(self, done: Round) -> None:
-        for group, partitions in done.held.items():
-            what = f"group {group!r} holds retention back"
-            if what not in self._noted:
-                self._note(what, f"it has still to consume what would be deleted, as in partition {partitions[0]}")
-        for what in [text for text in self._noted if text.endswith(" holds retention back")]:
-            if what not in {f"group {group!r} holds retention back" for group in done.held}:
-                del self._noted[what]
+        for group in sorted(done.held.keys() - self._holders):
+            logger.warning(
+                "%s: group %r holds retention back: it has still to consume what would be deleted, as in partition %d",
+                self._log.identity.name, group, done.held[group][0],
+            )  # fmt: skip
+        self._holders = set(done.held)
 
     # ---- what is measured -------------------------------------------------------------------------------------------
 

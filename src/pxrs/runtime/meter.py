@@ -40,6 +40,12 @@ class Measured(Protocol):
         """Partitions that are held up because their log cannot be read, with the reason."""
 
 
+class Sampled(Protocol):
+    """Something that has metrics."""
+
+    def samples(self) -> Iterator[Sample]: ...
+
+
 class Meter:
     """The metrics of one consumer. Nothing is computed on the way of a message; lag is looked up when asked for."""
 
@@ -83,6 +89,7 @@ class Meter:
         yield Sample(metrics.SKIPPED, labels, tally.skipped)
         yield Sample(metrics.DEAD_LETTERED, labels, tally.dead_lettered)
         yield Sample(metrics.HANDLER_SECONDS, labels, tally.handler_seconds)
+        yield Sample(metrics.EXPIRED, labels, tally.expired)
 
     def _of_partition(self, partition: int, labels: tuple[str, ...]) -> Iterator[Sample]:
         handle = self._member.handles.get(partition) if self._member else None
@@ -106,8 +113,8 @@ class Meter:
         return end - position, max(0.0, self._clock.wall() - waiting_since)
 
 
-def serve(port: int, meters: Callable[[], Iterable[Meter]]) -> Callable[[], None]:
-    """Serve the metrics of these consumers as Prometheus text on this port of 127.0.0.1; returns how to stop."""
+def serve(port: int, meters: Callable[[], Iterable[Sampled]]) -> Callable[[], None]:
+    """Serve these metrics as Prometheus text on this port of 127.0.0.1; returns how to stop."""
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()
@@ -128,7 +135,7 @@ def serve(port: int, meters: Callable[[], Iterable[Meter]]) -> Callable[[], None
 class _Collector:
     """Turns samples into what prometheus_client writes."""
 
-    def __init__(self, meters: Callable[[], Iterable[Meter]]) -> None:
+    def __init__(self, meters: Callable[[], Iterable[Sampled]]) -> None:
         self._meters = meters
 
     def describe(self) -> list[Any]:

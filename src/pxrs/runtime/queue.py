@@ -26,6 +26,7 @@ from pxrs.runtime.consumer import Consumer, Subscription
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
 from pxrs.runtime.group import GroupHandle
+from pxrs.runtime.housekeeping import Housekeeper, Round
 from pxrs.runtime.journal import Journal
 from pxrs.runtime.member import Member
 from pxrs.runtime.membership import Membership
@@ -148,6 +149,7 @@ class Queue:
         self.users: set[User] = set()
         self._subscriptions: set[Subscription] = set()
         self._stop_metrics: Callable[[], None] | None = None
+        self._housekeeper = Housekeeper(log, store, settings, clock)
         self._closed = False
 
     # ---- writing and reading ---------------------------------------------------------------------------------------
@@ -157,6 +159,7 @@ class Queue:
         self._check_open()
         producer = Producer(self.log, self.partitioner, self.settings, self._clock)
         self._producers.add(producer)
+        self._housekeeper.start()
         return producer
 
     def read(self, partition: int, offset: int, limit: int = 10) -> list[Message]:
@@ -240,12 +243,14 @@ class Queue:
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
         meter.connect(taking_part, work)
         self._serve_metrics(settings.metrics_port)
+        self._housekeeper.start()
         return Membership(registry, taking_part, meter, self._clock, f"{group}-{name}", work.halt, told)
 
     def _serve_metrics(self, port: int) -> None:
         """One page for all consumers of this queue object, opened with the first of them."""
         if port and self._stop_metrics is None:
-            self._stop_metrics = serve(port, lambda: [user.meter for user in list(self.users)])
+            keeper = self._housekeeper
+            self._stop_metrics = serve(port, lambda: [*(user.meter for user in list(self.users)), keeper])
 
     def subscribe(self, offsets: Mapping[int, int], handler: Handler, deliver: Deliver = "message") -> Subscription:
         """Process given partitions from given offsets on, outside any group: no member, no checkpoints.
@@ -273,6 +278,14 @@ class Queue:
         keys = (row.key.removeprefix(base).split("/") for row in self.store.scan(base))
         return sorted({parts[0] for parts in keys if parts[1:] == ["group"]})
 
+    def housekeep(self) -> Round:
+        """Seal what is full and delete what is kept no longer, as the settings say, now instead of from time to time.
+
+        Whoever sends or consumes does this by itself, every ``housekeeping_ms``.
+        """
+        self._check_open()
+        return self._housekeeper.round()
+
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -286,6 +299,7 @@ class Queue:
         with ExitStack() as closing:  # in reverse: what is used by others closes last
             closing.callback(self.log.close)
             closing.callback(self.store.close)
+            closing.callback(self._housekeeper.close)
             if self._stop_metrics is not None:
                 closing.callback(self._stop_metrics)
             for stop in [*(s.stop for s in self._subscriptions), *(user.stop for user in self.users)]:

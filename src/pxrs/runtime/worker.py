@@ -17,11 +17,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pxrs.clock import Clock
-from pxrs.errors import Damaged, HandlerFailed, PxrsError, StopConsuming, Unavailable
+from pxrs.errors import Damaged, Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable
 from pxrs.logs.base import Log
 from pxrs.model import Grant, Message
 from pxrs.runtime import delivery
 from pxrs.runtime.delivery import Context, Deliver, Parcel
+from pxrs.runtime.gaps import place_in_log, tell_of_gap
+from pxrs.runtime.report import Report, silent
 from pxrs.runtime.sink import Sink
 from pxrs.settings import Settings
 
@@ -47,6 +49,7 @@ class Tally:
     skipped: int = 0
     dead_lettered: int = 0
     handler_seconds: float = 0.0
+    expired: int = 0
 
     def add(self, other: Tally) -> None:
         for counter in fields(Tally):
@@ -77,6 +80,7 @@ class Job:
     """Tell the consumer that it shall leave: a handler has had enough."""
     submit: Callable[..., Any] = nobody_yet
     """Commit, and learn what became of it: for a sink, which publishes by that."""
+    report: Report = silent
     sink: Sink | None = None
     group: str = ""
     assigned: Callable[..., Any] | None = None
@@ -173,16 +177,19 @@ class Worker:
     def _begin(self) -> None:
         partition = self.grant.partition
         self.busy_since = self._job.clock.monotonic()
-        start, end = self._job.log.bounds(partition)
-        position = self._job.start_at(partition) if self._checkpoint is None else self._checkpoint
-        if not start <= position <= end:
-            self._job.log.read(partition, position)  # raises the error that names the gap
+        position = self._placed(self._job.start_at(partition) if self._checkpoint is None else self._checkpoint)
         self._commit_at = position + self._job.settings.commit_every
         self.position = position
         if self._job.assigned:
             self._job.assigned(partition, position, self.grant.epoch)
         self.busy_since = None
         self._begun = True
+
+    def _placed(self, position: int) -> int:
+        placed, _ = place_in_log(self._job.log, self._job.settings, self.grant.partition, position)
+        if placed > position:
+            self.tally.expired += tell_of_gap(self._job.report, self.grant, position, placed)
+        return placed
 
     def _end(self) -> None:
         try:
@@ -223,7 +230,11 @@ class Worker:
         if not self._begun:
             self._begin()
         assert self.position is not None
-        batch = self._job.log.read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
+        try:
+            batch = self._job.log.read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
+        except Expired:  # deleted under a slow reader
+            self._advance(self._placed(self.position))
+            return self._next_batch()
         if batch is None and not self.is_live:
             self.is_live = True
             self._job.wake()

@@ -1,0 +1,122 @@
+"""How the log behaves as it grows: in bytes, in partitions, and in the length of its history."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import statistics
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pxrs
+from benchmarks.parts.log_rounds import elsewhere
+from benchmarks.parts.log_work import fill, new_queue, read_all, stored_bytes, table
+from pxrs.logs.manifest import NAME, Manifest, Sealed, Summary, write_manifest
+
+ROW_BYTES = 161
+"""What a message of the benchmark takes in a segment."""
+PROBE_ROWS = 200_000
+ROUNDS = 3
+
+
+class Rates(NamedTuple):
+    """Megabytes of log a second."""
+
+    append: float
+    read: float
+
+
+def with_size(place: Path, sizes: list[int]) -> dict[int, Rates]:
+    """Rates of one more probe of messages, when the queue already holds so many megabytes."""
+    chunk, found = table(PROBE_ROWS), {}
+    with new_queue(place) as queue:
+        directory = next(path.parent for path in place.rglob("queue.json"))
+        held = 0
+        for size in sizes:
+            rows = max(0, size * 10**6 // ROW_BYTES - held)
+            fill(queue, rows, chunk)
+            found[size], held = _probe(queue, directory, held + rows), held + rows + ROUNDS * PROBE_ROWS
+    return found
+
+
+def _probe(queue: pxrs.Queue, directory: Path, held: int) -> Rates:
+    """Append at the end, and read as much from the middle: no step is special there."""
+    appends, reads = [], []
+    chunk, size = table(PROBE_ROWS), PROBE_ROWS * ROW_BYTES / 1e6
+    partitions = len(queue.ends())
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        fill(queue, PROBE_ROWS, chunk)
+        appends.append(size / (time.perf_counter() - began))
+        reads.append(size / read_all(str(directory), held // partitions // 2, PROBE_ROWS // partitions))
+    return Rates(statistics.median(appends), statistics.median(reads))
+
+
+def with_partitions(place: Path, counts: list[int]) -> dict[int, Rates]:
+    """Rates of the same messages, spread over so many partitions."""
+    return {count: _spread(place, count) for count in counts}
+
+
+def _spread(place: Path, partitions: int) -> Rates:
+    chunk, appends, reads = table(PROBE_ROWS), [], []
+    with new_queue(place, partitions) as queue:
+        directory = next(path.parent for path in place.rglob("queue.json"))
+        fill(queue, PROBE_ROWS, chunk)  # the first use of a partition makes its first file
+        for _ in range(ROUNDS):
+            began, before = time.perf_counter(), stored_bytes(place)
+            fill(queue, PROBE_ROWS, chunk)
+            took = time.perf_counter() - began
+            stored = stored_bytes(place)
+            appends.append((stored - before) / 1e6 / took)
+            reads.append(stored / 1e6 / read_all(str(directory)))
+    return Rates(statistics.median(appends), statistics.median(reads))
+
+
+class Opening(NamedTuple):
+    seconds: float
+    megabytes: float
+    manifest_megabytes: float
+
+
+def opening(place: Path, partitions: int, files: int) -> Opening:
+    """Open a queue whose partitions have long histories, in a fresh process, and ask each for its end."""
+    directory = place / "history"
+    with pxrs.open(f"file:{directory}", partitions=partitions):
+        pass
+    homes = sorted(directory.glob("partition-*")) or [directory / f"partition-{n}" for n in range(partitions)]
+    for home in homes:
+        home.mkdir(exist_ok=True)
+    write_manifest(str(homes[0]), _long_history(files))
+    for home in homes[1:]:
+        shutil.copyfile(homes[0] / NAME, home / NAME)
+    size = len(homes) * (homes[0] / NAME).stat().st_size / 1e6
+    seconds, megabytes = elsewhere(_open, str(directory), files)
+    shutil.rmtree(directory)
+    return Opening(seconds, megabytes, size)
+
+
+def _long_history(files: int) -> Manifest:
+    rows = 800_000
+    sealed = tuple(
+        Sealed(f"{n * rows:020d}.parquet", n * rows, (n + 1) * rows, n, n + 1, 128 * 2**20, f"{n:016x}")
+        for n in range(files)
+    )
+    return Manifest(Summary(0, files * rows), sealed)
+
+
+def _open(directory: str, files: int) -> tuple[float, float]:
+    before = _peak_megabytes()
+    began = time.perf_counter()
+    with pxrs.open(f"file:{directory}") as queue:
+        ends = queue.ends()
+        took = time.perf_counter() - began
+    expected = _long_history(files).summary.sealed_end
+    if set(ends.values()) != {expected}:
+        raise RuntimeError(f"not all partitions end at {expected}: {ends}")
+    return took, _peak_megabytes() - before
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024) / 1e6

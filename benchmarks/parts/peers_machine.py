@@ -1,0 +1,59 @@
+"""What the machine itself can do: the limits that a log cannot pass."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_BLOCK = 8 * 2**20
+
+
+def raw_write(place: Path, size: int) -> float:
+    """Seconds to write so many bytes into a new file, one after the other, and to sync it."""
+    block = memoryview(os.urandom(_BLOCK))
+    path = place / "raw"
+    began = time.perf_counter()
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    left = size
+    while left > 0:
+        left -= os.write(fd, block[: min(left, _BLOCK)])
+    os.fsync(fd)
+    took = time.perf_counter() - began
+    os.close(fd)
+    path.unlink()
+    return took
+
+
+def memory_copy(size: int) -> float:
+    """Seconds to copy so many bytes within the memory, in pieces that no cache holds."""
+    source, target = memoryview(bytearray(4 * _BLOCK)), memoryview(bytearray(4 * _BLOCK))
+    began = time.perf_counter()
+    for _ in range(max(1, size // len(source))):
+        target[:] = source
+    return (time.perf_counter() - began) * size / (max(1, size // len(source)) * len(source))
+
+
+@contextmanager
+def counted_syncs() -> Iterator[list[str]]:
+    """The syncs of this process while the block runs, by name."""
+    seen: list[str] = []
+    originals = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+
+    def counting(name: str) -> Any:
+        def call(fd: int) -> None:
+            seen.append(name)
+            originals[name](fd)
+
+        return call
+
+    for name in originals:
+        setattr(os, name, counting(name))
+    try:
+        yield seen
+    finally:
+        for name, function in originals.items():
+            setattr(os, name, function)

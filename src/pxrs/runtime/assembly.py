@@ -1,0 +1,54 @@
+"""What a batch loop works with, put together by the engine that runs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pxrs.clock import Clock
+from pxrs.errors import PxrsError
+from pxrs.logs.base import Log
+from pxrs.model import Batch, Owner
+from pxrs.runtime.publishing import Submit
+from pxrs.runtime.report import Report
+from pxrs.runtime.shares import Shares
+from pxrs.runtime.sink import Sink
+from pxrs.runtime.worker import DeadLetterBox
+from pxrs.settings import Settings
+
+
+@dataclass
+class Assembly:
+    """What a batch loop works with."""
+
+    log: Log
+    group: str
+    owner: Owner
+    shares: Shares
+    settings: Settings
+    clock: Clock
+    execute: Callable[[Batch], Any]
+    """From a batch to its output, which goes to the sink if there is one."""
+    is_fatal: Callable[[Exception], bool]
+    """Whether an error says that nothing can be executed any more, whatever the messages are."""
+    probe: Callable[[Batch], Any]
+    """The output of the same functions, run where they would be for this batch, for no messages at all."""
+    sink: Sink | None
+    submit: Submit
+    start_at: Callable[[int], int]
+    dead_letters: DeadLetterBox
+    stop: Callable[[], None]
+    fail: Callable[[PxrsError], None]
+    report: Report
+    max_partitions: int
+    """How many partitions one commit can hold."""
+    ends: Mapping[int, int] | None = None
+    """Where each partition ends for this loop; None: where its log ends, and that may grow."""
+    is_over: Callable[[], bool] = lambda: False
+    """Asked when there is nothing to do: whether all that was wanted is done."""
+    is_stopping: Callable[[], bool] = lambda: False
+    idle_seconds: float | None = None
+    """How long an idle loop sleeps at most before it asks ``is_over`` again."""
+    pause: threading.Event = field(default_factory=threading.Event)
