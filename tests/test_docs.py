@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import os
 import re
 import runpy
@@ -11,10 +12,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -27,6 +28,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 SPARK = ROOT / "docs" / "spark.md"
+DIRECTORIES = ROOT / "docs" / "directories.md"
+SEALED = ROOT / "docs" / "reading-sealed.md"
+SEALED_SPARK = ROOT / "docs" / "sealed" / "spark.md"
+RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK)
 NOT_RUN = "# not run"
 
 pytestmark = pytest.mark.timeout(60)
@@ -55,10 +60,16 @@ def blocks(path: Path, language: str) -> list[tuple[int, str]]:
 def run_blocks(path: Path) -> dict[str, Any]:
     """Run all Python blocks of a page in one namespace; errors show the page's own lines."""
     names: dict[str, Any] = {"__name__": "page"}
-    for line, code in blocks(path, "python"):
-        if NOT_RUN not in code:
-            exec(compile("\n" * line + code, str(path), "exec"), names)
+    for page in pages_before(path):
+        for line, code in blocks(page, "python"):
+            if NOT_RUN not in code:
+                exec(compile("\n" * line + code, str(page), "exec"), names)
     return names
+
+
+def pages_before(path: Path) -> list[Path]:
+    """The page, and before it the one that it goes on from."""
+    return [SEALED, path] if path.parent == SEALED_SPARK.parent else [path]
 
 
 @pytest.fixture
@@ -73,7 +84,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("path", [p for p in PAGES if p != SPARK and blocks(p, "python")], ids=name_of)
+@pytest.mark.parametrize("path", [p for p in PAGES if p not in RUN_ALONE and blocks(p, "python")], ids=name_of)
 def test_the_code_of_a_page_runs(path: Path) -> None:
     run_blocks(path)
 
@@ -84,32 +95,116 @@ class Shell:
     def __init__(self) -> None:
         self._bash = subprocess.Popen(["bash", "-e"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    def __enter__(self) -> Shell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bash.__exit__(None, None, None)  # closes what it reads from, and waits for its end
+
     def run(self, commands: str) -> None:
         assert self._bash.stdin and self._bash.stdout
         self._bash.stdin.write(f"{commands}\necho the block ends\n")
         self._bash.stdin.flush()
-        for line in iter(self._bash.stdout.readline, "the block ends\n"):
+        while not (line := self._bash.stdout.readline()).endswith("the block ends\n"):
             assert line, f"bash has ended in:\n{commands}"
             print(line, end="", flush=True)
+        print(line.removesuffix("the block ends\n"), end="", flush=True)
+
+
+class Echo(io.StringIO):
+    """Keeps what is printed, and passes it on at once."""
+
+    def __init__(self, to: TextIO) -> None:
+        super().__init__()
+        self._to = to
+
+    def write(self, text: str) -> int:
+        self._to.write(text)
+        self._to.flush()
+        return super().write(text)
 
 
 def run_page(path: Path, changes: dict[str, str]) -> None:
-    """Do all that a page says, top to bottom, as its reader would: run code, save files, type commands."""
+    """Do all that a page says, top to bottom, as its reader would: run code, save files, type commands.
+
+    A block of text is what the block before it prints; … stands for anything.
+    """
     names: dict[str, Any] = {"__name__": "page"}
-    shell = Shell()
-    found = [(*block, language) for language in ("python", "sh") for block in blocks(path, language)]
-    for line, code, language in sorted(found):
-        for old, new in changes.items():
-            code = code.replace(old, new)
-        file = re.match(r"# (\w+\.py)\n", code)
-        if NOT_RUN in code:
-            continue
-        if language == "sh":
-            shell.run(code)
-        elif file:
-            Path(file[1]).write_text(code, encoding="utf-8")
-        else:
-            exec(compile("\n" * line + code, str(path), "exec"), names)
+    found = [(*block, language) for language in ("python", "sh", "text") for block in blocks(path, language)]
+    printed = ""
+    with Shell() as shell:
+        for line, code, language in sorted(found):
+            for old, new in changes.items():
+                code = code.replace(old, new)
+            if NOT_RUN in code:
+                continue
+            if language == "text":
+                assert _fits(printed, code), f"{path}:{line}: this is printed:\n{printed}"
+                continue
+            with redirect_stdout(Echo(sys.stdout)) as said:
+                _run_block((path, line), code, language, shell, names)
+            printed = said.getvalue()
+
+
+def _run_block(place: tuple[Path, int], code: str, language: str, shell: Shell, names: dict[str, Any]) -> None:
+    path, line = place
+    file = re.match(r"# (\w+\.py)\n", code)
+    if language == "sh":
+        shell.run(code)
+    elif file:
+        Path(file[1]).write_text(code, encoding="utf-8")
+    else:
+        exec(compile("\n" * line + code, str(path), "exec"), names)
+
+
+def _fits(printed: str, expected: str) -> bool:
+    pattern = re.escape(expected.strip()).replace("…", ".*")
+    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
+
+
+def run_in_another_process(call: str, directory: Path) -> str:
+    """Do with a page what this call says, in a process with a group of its own; returns what was printed."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    quick = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "PXRS_LEASE_MS": "4000"}
+    env = os.environ | quick | {"PATH": programs, "PYTHONPATH": f"{ROOT}{os.pathsep}."}
+    page = subprocess.Popen(
+        [sys.executable, "-c", f"from tests import test_docs as t; {call}"], cwd=directory, env=env,
+        start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    with page:
+        try:
+            said: str = page.communicate(timeout=580)[0]
+        finally:
+            if page.returncode != 0:  # it may have left applications behind
+                with suppress(ProcessLookupError):
+                    os.killpg(page.pid, signal.SIGKILL)
+    assert page.returncode == 0, said
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_the_page_about_directories_does_and_prints_what_it_says(
+    elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    run_page(DIRECTORIES, {})
+
+
+def test_a_page_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\necho 1 and 2\n```\n```text\n1 … 2\n```\n```python\nprint(3)\n```\n```text\n4\n```\n")
+    with pytest.raises(AssertionError, match=r"this is printed:\s+3"):
+        run_page(page, {})
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.xdist_group("spark-docs")
+@pytest.mark.timeout(600)
+def test_the_page_about_sealed_segments_in_spark_does_what_it_says(tmp_path: Path) -> None:
+    run_in_another_process("t.run_blocks(t.SEALED_SPARK)", tmp_path)
 
 
 LEAN = {"B C D": "B C", "in C D": "in C", "== 4 and": "== 3 and"}
@@ -122,22 +217,7 @@ LEAN = {"B C D": "B C", "in C D": "in C", "== 4 and": "== 3 and"}
 @pytest.mark.timeout(600)
 def test_the_page_about_spark_does_what_it_says(tmp_path: Path) -> None:
     assert all(text_of(SPARK).count(words) == 1 for words in LEAN), "what is changed stands once on the page"
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    quick = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "PXRS_LEASE_MS": "4000"}
-    env = os.environ | quick | {"PATH": programs, "PYTHONPATH": f"{ROOT}{os.pathsep}."}
-    code = f"from tests import test_docs as t; t.run_page(t.SPARK, {LEAN!r})"
-    page = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, start_new_session=True, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    with page:
-        try:
-            said = page.communicate(timeout=580)[0]
-        finally:
-            if page.returncode != 0:  # it may have left applications behind
-                with suppress(ProcessLookupError):
-                    os.killpg(page.pid, signal.SIGKILL)
-    assert page.returncode == 0, said
+    said = run_in_another_process(f"t.run_page(t.SPARK, {LEAN!r})", tmp_path)
     [(sent, shown, different)] = re.findall(r"(\d+) orders were sent, (\d+) .* output, (\d+) different ones", said)
     assert int(sent) == int(shown) == int(different) > 5_000
     assert "1 passed" in said, "the test of the page's reader"

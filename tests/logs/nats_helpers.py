@@ -18,14 +18,14 @@ from pxrs.plugins import find_driver
 from pxrs.settings import Settings
 
 
-def open_nats(url: str, create: bool = True, **wish: Any) -> Log:
-    log: Log = find_driver("pxrs.logs", url).open(url, Wish(**wish), Settings(), create)
+def open_nats(url: str, create: bool = True, settings: Settings | None = None, **wish: Any) -> Log:
+    log: Log = find_driver("pxrs.logs", url).open(url, Wish(**wish), settings or Settings(), create)
     return log
 
 
 @contextmanager
-def opened(url: str, create: bool = True, **wish: Any) -> Iterator[Log]:
-    log = open_nats(url, create, **wish)
+def opened(url: str, create: bool = True, settings: Settings | None = None, **wish: Any) -> Iterator[Log]:
+    log = open_nats(url, create, settings, **wish)
     try:
         yield log
     finally:
@@ -62,7 +62,7 @@ def stream_state(address: str, stream: str) -> dict[str, Any]:
 
 
 class Proxy:
-    """Stands between client and server. While ``deaf``, the first answer is swallowed and the connection breaks."""
+    """Stands between client and server. When ``deaf``, it swallows the next acknowledgement and hangs up."""
 
     def __init__(self, port: int) -> None:
         self._target = ("127.0.0.1", port)
@@ -87,7 +87,7 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
-                if answers and self.deaf.is_set():
+                if answers and self.deaf.is_set() and b'"seq":' in data:
                     self.deaf.clear()
                     self.swallowed.set()
                     break

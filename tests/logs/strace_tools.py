@@ -20,7 +20,8 @@ import pytest
 QUERIES = {"newfstatat", "fstat", "lseek", "ioctl", "readlink", "fcntl", "statx", "getcwd"}
 """Calls that neither change what is stored nor take it in: a kill there is one at the next call that does."""
 
-_CALL = re.compile(r"(?:\d+ +)?(\w+)\((.*)\)? += (-?\d+|\?)")
+_CALL = re.compile(r" *(\w+)\((.*)\) += (-?\d+|\?)")
+_UNFINISHED, _RESUMED = " <unfinished ...>", re.compile(r" *<\.\.\. \w+ resumed>")
 
 
 def need_strace() -> None:
@@ -90,8 +91,17 @@ class Zygote:
 
 
 def _calls(trace: str) -> Iterator[Call]:
+    """The calls in the order in which they were done. One that another thread interrupts stands in two lines."""
+    begun: dict[str, str] = {}
     for line in trace.splitlines():
-        found = _CALL.match(line)
+        pid, _, text = line.partition(" ")
+        if text.endswith(_UNFINISHED):
+            begun[pid] = text.removesuffix(_UNFINISHED)
+            continue
+        resumed = _RESUMED.match(text)
+        if resumed is not None and pid in begun:
+            text = begun.pop(pid) + text[resumed.end() :]
+        found = _CALL.match(text)
         if found is not None:
             yield Call(*found.groups())
 

@@ -11,7 +11,7 @@ import pytest
 
 from pxrs.errors import Damaged, NotFound
 from pxrs.logs.base import SCHEMA, Stamp
-from pxrs.logs.pieces import read_piece
+from pxrs.logs.pieces import read_piece, read_range
 
 from .conftest import OpenFile
 from .helpers import entries, numbered, pairs, read_all
@@ -19,9 +19,9 @@ from .helpers import entries, numbered, pairs, read_all
 SCHEMA_BYTES = SCHEMA.serialize().size
 
 
-def write_three(open_file: OpenFile, queue: Path) -> tuple[Path, list[int]]:
+def write_three(open_file: OpenFile, queue: Path, compression: str = "none") -> tuple[Path, list[int]]:
     """Three batches of two; returns the segment and the byte where each batch ends, after the schema's end."""
-    log = open_file()
+    log = open_file(compression=compression)
     segment = queue / "partition-0" / f"{0:020d}.arrow"
     ends = [SCHEMA_BYTES]
     for number in range(3):
@@ -95,9 +95,12 @@ def test_b29_damage_before_good_batches_is_an_error_that_names_the_place(open_fi
         assert segment.read_bytes() == bytes(bad), "nothing is cut that others wrote after"
 
 
-@pytest.mark.parametrize("flips", [1_500, pytest.param(0, marks=pytest.mark.slow, id="all")])
-def test_b34_no_flipped_bit_changes_what_a_reader_returns(open_file: OpenFile, queue: Path, flips: int) -> None:
-    segment, _ = write_three(open_file, queue)
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("flips", [500, pytest.param(0, marks=pytest.mark.slow, id="all")])
+def test_b34_no_flipped_bit_changes_what_a_reader_returns(
+    open_file: OpenFile, queue: Path, flips: int, compression: str
+) -> None:
+    segment, _ = write_three(open_file, queue, compression)
     whole = segment.read_bytes()
     expected = list(enumerate(numbered(6)))
     bits = range(len(whole) * 8)
@@ -116,6 +119,66 @@ def test_b34_no_flipped_bit_changes_what_a_reader_returns(open_file: OpenFile, q
             harmless += 1
     assert detected + harmless == len(chosen)
     assert detected > 10 * harmless, "only the schema's padding may change unnoticed"
+
+
+def write_sealed(open_file: OpenFile, queue: Path) -> Path:
+    """Two sealed files and two segments of two messages each; returns the first sealed file."""
+    log = open_file(segment_bytes=1, durability="flush")
+    for number in range(4):
+        log.append({0: entries(numbered(2, 2 * number))})
+    assert len(log.seal(0)) == 2
+    return queue / "partition-0" / f"{0:020d}.parquet"
+
+
+@pytest.mark.parametrize("flips", [500, pytest.param(0, marks=pytest.mark.slow, id="all")])
+def test_b34_every_flipped_bit_of_a_sealed_file_is_detected(open_file: OpenFile, queue: Path, flips: int) -> None:
+    path = write_sealed(open_file, queue)
+    whole = path.read_bytes()
+    bits = range(len(whole) * 8)
+    for bit in random.Random(35).sample(bits, flips) if flips else bits:
+        bad = bytearray(whole)
+        bad[bit // 8] ^= 1 << bit % 8
+        put(path, bad)
+        with pytest.raises(Damaged, match=rf"{path}: .*offsets 0 to 1, fails its checksum"):
+            open_file().read(0, 0)
+    reader = open_file()
+    assert read_all(reader, 0, 2) == list(enumerate(numbered(8)))[2:], "only that file is refused"
+    put(path, whole)
+    assert read_all(reader, 0) == list(enumerate(numbered(8)))
+
+
+def test_b34_a_sealed_file_that_is_cut_or_not_one_at_all_is_named(open_file: OpenFile, queue: Path) -> None:
+    path = write_sealed(open_file, queue)
+    whole = path.read_bytes()
+    for content in (*(whole[:size] for size in range(0, len(whole), 7)), b"", whole + b"x", bytes(len(whole))):
+        put(path, content)
+        for attempt in (lambda: open_file().read(0, 0), lambda: open_file().offset_at(0, 0)):
+            with pytest.raises(Damaged, match=rf"{path}: .*offsets 0 to 1"):
+                attempt()
+    path.unlink()
+    with pytest.raises(Damaged, match=rf"gone: .*{path}"):
+        open_file().read(0, 0)
+    assert read_all(open_file(), 0, 2) == list(enumerate(numbered(8)))[2:]
+
+
+def test_b34_no_flipped_bit_of_a_sealed_piece_changes_what_a_task_returns(open_file: OpenFile, queue: Path) -> None:
+    """A task has no manifest, and so no checksum of the whole file: only those of its pages."""
+    path = write_sealed(open_file, queue)
+    [piece] = open_file().pieces(0, 0, 2)
+    whole, expected = path.read_bytes(), [batch.to_pylist() for batch in read_range([piece], 0, 2)]
+    chosen, detected = random.Random(36).sample(range(len(whole) * 8), 3_000), 0
+    for bit in chosen:
+        bad = bytearray(whole)
+        bad[bit // 8] ^= 1 << bit % 8
+        put(path, bad)
+        try:
+            found = [batch.to_pylist() for batch in read_range([piece], 0, 2)]
+        except Damaged as error:
+            assert str(path) in str(error)
+            detected += 1
+        else:
+            assert found == expected, bit
+    assert detected > len(chosen) // 3
 
 
 def test_b34_a_damaged_body_refuses_only_its_own_batch(open_file: OpenFile, queue: Path) -> None:

@@ -38,7 +38,7 @@ class TestJetStreamLog(LogSuite):
     def make_log(
         self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
     ) -> Log:
-        return open_nats(url_apart(self._server, place, name), create=create, **wish)
+        return open_nats(url_apart(self._server, place, name), create, settings, **wish)
 
 
 @pytest.fixture(scope="module")

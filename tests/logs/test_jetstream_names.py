@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +73,17 @@ def test_no_two_logs_share_a_stream() -> None:
 def test_a_message_id_holds_no_character_that_ends_a_header() -> None:
     assert message_id(Stamp("a b\r\nX: y", 7), 3, 0) == "a%20b%0D%0AX%3A%20y:3:7"
     assert message_id(Stamp("p", 7), 3, 2) == "p:3:7:2"
+
+
+def test_without_the_client_package_the_error_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['nats'] = None\n"
+        "import pxrs\n"
+        "try: pxrs.open(log='nats://127.0.0.1/q', registry='memory:')\n"
+        "except pxrs.errors.BadUrl as error: print(error)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "pip install 'pxrs[nats]'" in answer.stdout
 
 
 # ---- what a stream records -------------------------------------------------------------------------------------------
@@ -212,3 +225,33 @@ def test_a_queue_over_nats_from_producer_to_consumer(nats_server: NatsServer, tm
         assert [row["lag"] for row in queue.group("billing").describe()] == [0] * 4
     assert len({(partition, offset) for partition, offset, _ in seen}) == 20_002
     assert sorted(value for _, _, value in seen) == sorted([b"first", b"live", *values])
+
+
+def test_batches_are_compressed_if_wished(nats_server: NatsServer) -> None:
+    batch = {0: entries([b"always the same"] * 1_000)}
+    sizes = []
+    for name in ("none", "zstd"):
+        settings = pxrs.Settings.from_mapping({"compression": name})
+        with opened(nats_server.url(f"packed-{name}"), settings=settings, partitions=1) as log:
+            log.append(batch)
+            sizes.append(log.chunks(0)[0].bytes)
+            assert read_all(log, 0) == list(enumerate([b"always the same"] * 1_000))
+    assert sizes[1] < sizes[0] / 5
+
+
+def test_retention_deletes_old_batches_and_nothing_that_a_group_needs(nats_server: NatsServer, tmp_path: Path) -> None:
+    settings = pxrs.Settings(housekeeping_ms=60_000, retention_bytes=1)
+    names = nats_server.url("brief"), f"sqlite:{tmp_path}/registry.db"
+    with pxrs.open(log=names[0], registry=names[1], partitions=1, settings=settings) as queue:
+        group = queue.group("billing")
+        group.registry.initialize(1, queue.log.identity.hash, queue.log.identity.reduce)
+        with queue.producer() as producer:
+            for number in range(8):
+                producer.send("a", b"%d" % number).result()
+        starts = []
+        for checkpoint in (0, 3, 8):
+            group.seek({0: checkpoint})
+            queue.housekeep()
+            starts.append(queue.log.bounds(0)[0])
+        assert starts == [0, 3, 6], "two batches always stay"
+        assert [message.value for message in queue.read(partition=0, offset=6)] == [b"6", b"7"]

@@ -11,7 +11,22 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from pxrs.cli import adopt, consume, create, demo, dlq, group, log, produce, registry, seek
+from pxrs.cli import (
+    adopt,
+    consume,
+    create,
+    demo,
+    dlq,
+    group,
+    log,
+    log_check,
+    log_export,
+    log_seal,
+    log_tail,
+    produce,
+    registry,
+    seek,
+)
 from pxrs.cli.options import QueueCommand
 from pxrs.cli.run import run as run_pipeline
 from pxrs.errors import PxrsError
@@ -42,7 +57,11 @@ VERBS = (
     Verb("member drain", group.drain, "pxrs member drain file:./orders billing A"),
     Verb("log ls", log.ls, "pxrs log ls file:./orders"),
     Verb("log cat", log.cat, "pxrs log cat file:./orders --partition 3 --offset -10 -o '%o %k %v'"),
-    Verb("log verify", log.verify, "pxrs log verify file:./orders"),
+    Verb("log tail", log_tail.tail, "pxrs log tail file:./orders --partition 3 -n 5"),
+    Verb("log verify", log_check.verify, "pxrs log verify file:./orders"),
+    Verb("log repair", log_check.repair, "pxrs log repair file:./orders"),
+    Verb("log export", log_export.export, "pxrs log export file:./orders ./messages --as files"),
+    Verb("log seal", log_seal.seal, "pxrs log seal file:./orders"),
     Verb("dlq ls", dlq.ls, "pxrs dlq ls file:./orders billing"),
     Verb("dlq show", dlq.show_letter, "pxrs dlq show file:./orders billing 0"),
     Verb("dlq retry", dlq.retry, "pxrs dlq retry file:./orders billing --all"),
@@ -56,7 +75,7 @@ VERBS = (
 _FAMILIES = {
     "group": "Look at consumer groups, and move them.",
     "member": "Put a member out of its group.",
-    "log": "Look at stored messages.",
+    "log": "Look at stored messages, and look after their files.",
     "dlq": "The dead letters: messages that a group could not process.",
     "registry": "The rows of the registry, as they are.",
 }

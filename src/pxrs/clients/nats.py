@@ -18,12 +18,16 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
-import nats.errors
-from nats.aio.client import Client as NatsConnection
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
+from pxrs.clients.loop import LoopThread
+from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable
 
-from pxrs.errors import Closed, PxrsError, Refused, Unavailable
+try:
+    import nats.errors
+    from nats.aio.client import Client as NatsConnection
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+except ModuleNotFoundError as error:
+    raise BadUrl("nats:// needs the package nats-py: pip install 'pxrs[nats]'") from error
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +39,7 @@ OLDEST_SERVER = (2, 12)
 """Batches of direct gets came with 2.11, atomic batches of publishes with 2.12."""
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 5.0
+_NEVER = 600.0  # the library's own time-outs: ``answer`` gives up long before
 _RECONNECT_SECONDS = 0.1
 _PING_SECONDS = 5
 _CLOSE_SECONDS = 2.0
@@ -64,41 +69,18 @@ class ApiError(Exception):
         self.number = number
 
 
-class _Loop:
-    """The event loop of this process, in a daemon thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="pxrs-nats", daemon=True)
-        self.thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run it in the loop and wait for its result; TimeoutError when it takes longer than that."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(seconds)
-        finally:
-            future.cancel()  # nothing happens if it is done
-
-    def end(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(_CLOSE_SECONDS)
-        if not self.thread.is_alive():
-            self.loop.close()
-
-
 class _Process:
     """What belongs to one process: its loop, and its connections by address."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.loop: _Loop | None = None
+        self.loop: LoopThread | None = None
         self.connections: dict[Address, _Connection] = {}
 
-    def running(self) -> _Loop:
+    def running(self) -> LoopThread:
         with self.lock:
             if self.loop is None:
-                self.loop = _Loop()
+                self.loop = LoopThread("pxrs-nats")
             return self.loop
 
     def connection(self, address: Address, user: Client) -> _Connection:
@@ -141,7 +123,7 @@ class _Connection:
 
     async def ready(self) -> NatsConnection:
         """The live connection; Unavailable when there is none for a while."""
-        if self._nats is not None and self._nats.is_connected:
+        if self._nats is not None and self._nats.is_connected and self._up.is_set():
             return self._nats
         async with self._connecting:
             if self._nats is None or self._nats.is_closed:
@@ -247,7 +229,7 @@ async def _collect(start: Coroutine[Any, Any, None], subscription: Subscription,
     await start
     found: list[Msg] = []
     while len(found) < limit and not (found and status_of(found[-1])):
-        found.append(await subscription.next_msg(ANSWER_SECONDS))
+        found.append(await subscription.next_msg(_NEVER))
     return found
 
 
@@ -306,7 +288,7 @@ class Client:
         connection = self._connection()
         live = await connection.ready()
         given = dict(headers) if headers else None
-        return await connection.answer(live.request(subject, payload, timeout=ANSWER_SECONDS, headers=given))
+        return await connection.answer(live.request(subject, payload, timeout=_NEVER, headers=given))
 
     async def publish(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Hand it to the connection; nobody answers."""

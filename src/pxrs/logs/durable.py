@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 
@@ -10,6 +11,12 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+def check_size(fd: int, size: int) -> None:
+    """A disk that has said that it took everything, and has not, is noticed while it can still be put right."""
+    if os.fstat(fd).st_size != size:
+        raise OSError(errno.EIO, "the file did not grow by what was written")
 
 
 def sync_directory(path: str) -> None:
@@ -36,6 +43,7 @@ def create_file(path: str, content: bytes, temporary: str) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         write_all(fd, content)
+        check_size(fd, len(content))
         os.fsync(fd)
     finally:
         os.close(fd)

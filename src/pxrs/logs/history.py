@@ -14,13 +14,15 @@ from pxrs.logs.manifest import NAME, NOTHING, Manifest, Sealed, Summary, read_ma
 from pxrs.logs.parquet import SealedFile, digest_of
 from pxrs.logs.records import first_at
 
+_REPLACED = (-1, -1, -1)
+
 
 class History:
     """The sealed files of one partition. The list of them is read when it is first needed."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
         self._summary = NOTHING.summary
         self._manifest: Manifest | None = None
         self._open: SealedFile | None = None
@@ -36,22 +38,28 @@ class History:
         seen = self._state()
         if seen == self._seen:
             return False
+        if seen is None:
+            raise Damaged(f"{os.path.join(self._directory, NAME)} is gone; pxrs log repair rebuilds it")
+        self._summary = read_summary(self._directory)  # may raise: then the next look must do so as well
         self._seen, self._manifest, self._open, self._latest = seen, None, None, None
-        self._summary = read_summary(self._directory)
         return True
 
-    def _state(self) -> tuple[int, int] | None:
+    def _state(self) -> tuple[int, int, int] | None:
         try:
             found = os.stat(os.path.join(self._directory, NAME))
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     @property
     def files(self) -> tuple[Sealed, ...]:
+        """What the manifest lists. One that was replaced since ``refresh`` counts as gone: look again first."""
         if self._manifest is None:
-            self._manifest = read_manifest(self._directory)
-            self._summary = self._manifest.summary
+            manifest = read_manifest(self._directory)
+            if manifest.summary != self._summary:
+                self._seen = _REPLACED
+                raise FileNotFoundError(f"{os.path.join(self._directory, NAME)} was replaced")
+            self._manifest = manifest
         return self._manifest.files
 
     def _path(self, sealed: Sealed) -> str:

@@ -43,15 +43,23 @@ class BatchIndex:
         self._highest[number] = max(stamp.sequence, self._highest[number])
         return number
 
+    def _columns(self) -> tuple[array[int], ...]:
+        """What is written down."""
+        return self.positions, self.bases, self.last_us, self._producers, self._sequences
+
     def rows(self, first: int) -> tuple[list[str], bytes]:
         """The batches from a number on: the producers they name, and their columns as bytes."""
-        columns = (self.positions, self.bases, self.last_us, self._producers, self._sequences)
-        return list(self._numbers), b"".join(column[first:].tobytes() for column in columns)
+        return list(self._numbers), b"".join(column[first:].tobytes() for column in self._columns())
+
+    def starts_with(self, other: BatchIndex) -> bool:
+        """Whether the batches of another index are the first of these."""
+        pairs = zip(self._columns(), other._columns(), strict=True)
+        return all(mine[: len(theirs)] == theirs for mine, theirs in pairs)
 
     def take(self, names: list[str], columns: bytes, count: int) -> None:
         """Put back what ``rows`` has given."""
         at = 0
-        for column in (self.positions, self.bases, self.last_us, self._producers, self._sequences):
+        for column in self._columns():
             column.frombytes(columns[at : at + count * column.itemsize])
             at += count * column.itemsize
         self.verified.extend(bytes(count))
@@ -63,7 +71,8 @@ class BatchIndex:
 
     def cut(self, count: int) -> None:
         """Keep only the first ``count`` batches."""
-        for column in (self.positions, self.bases, self.last_us, self.verified, self._producers, self._sequences):
+        del self.verified[count:]
+        for column in self._columns():
             del column[count:]
 
     def number_of(self, offset: int) -> int:

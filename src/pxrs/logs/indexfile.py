@@ -21,7 +21,8 @@ BLOCK = 1_024
 """A block is written for this many new batches, and for the rest when the segment is full."""
 
 _MAGIC = b"PXI1"
-_HEAD = struct.Struct("<4sIqqqqQ")  # magic, length of the rest, first and count of batches, end position, end, checksum
+_HEAD = struct.Struct("<4sIqqqq")  # magic, length of the rows, first and count of batches, end position, end
+_CHECKSUM = struct.Struct("<Q")  # over the head and the rows
 
 
 class Saved(NamedTuple):
@@ -47,35 +48,31 @@ def load(path: str, index: BatchIndex) -> Saved:
     return saved
 
 
-def measure(path: str) -> Saved:
-    """How much of a file is good."""
-    return max((block.saved for block in _blocks(path)), default=Saved())
-
-
 def save(path: str, index: BatchIndex, position: int, end: int) -> Saved:
-    """Append a block of the batches that the file does not have; spoilt bytes at its end are cut off first."""
-    known = measure(path)
-    known = known if known.batches <= len(index) else Saved()
+    """Append a block of the batches that the file does not have; whatever else stands there is cut off first."""
+    before = BatchIndex()
+    known = load(path, before)
+    if not index.starts_with(before):  # it was written before a crash that has cut the segment
+        known = Saved()
     names, columns = index.rows(known.batches)
     rows = json.dumps(names).encode() + b"\n" + columns
-    count = len(index) - known.batches
-    digest = xxhash.xxh3_64_intdigest(rows)
-    head = _HEAD.pack(_MAGIC, len(rows), known.batches, count, position, end, digest)
+    head = _HEAD.pack(_MAGIC, len(rows), known.batches, len(index) - known.batches, position, end)
+    block = head + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head + rows)) + rows
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.ftruncate(fd, known.size)
         os.lseek(fd, known.size, os.SEEK_SET)
-        write_all(fd, head + rows)
+        write_all(fd, block)
     finally:
         os.close(fd)
-    return Saved(known.size + len(head) + len(rows), len(index), position, end)
+    return Saved(known.size + len(block), len(index), position, end)
 
 
 def _blocks(path: str) -> Iterator[_Block]:
     try:
         with open(path, "rb") as file:
             data = file.read()
-    except FileNotFoundError:
+    except OSError:
         return
     saved = Saved()
     while (block := _block(data, saved)) is not None:
@@ -85,12 +82,14 @@ def _blocks(path: str) -> Iterator[_Block]:
 
 def _block(data: bytes, before: Saved) -> _Block | None:
     """The block that follows; None if there is none, or none that is good."""
-    start = before.size + _HEAD.size
+    start = before.size + _HEAD.size + _CHECKSUM.size
     if start > len(data):
         return None
-    magic, length, first, count, position, end, digest = _HEAD.unpack_from(data, before.size)
+    head = data[before.size : before.size + _HEAD.size]
+    magic, length, first, count, position, end = _HEAD.unpack(head)
     rows = data[start : start + length]
-    if magic != _MAGIC or len(rows) < length or first != before.batches or xxhash.xxh3_64_intdigest(rows) != digest:
+    [digest] = _CHECKSUM.unpack_from(data, before.size + _HEAD.size)
+    if magic != _MAGIC or first != before.batches or xxhash.xxh3_64_intdigest(head + rows) != digest:
         return None
     return _Block(Saved(start + length, first + count, position, end), rows)
 

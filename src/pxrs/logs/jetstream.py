@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -37,6 +37,14 @@ _APPEND_SECONDS = 15.0
 _SECONDS = 30.0
 
 
+class _Place(NamedTuple):
+    """Where a log stands, and how it is used: the names of a queue and of what belongs to it lead to its stream."""
+
+    target: Target
+    names: tuple[str, ...]
+    settings: Settings
+
+
 class JetStreamLog(Log):
     """``nats://host:port/queue``.
 
@@ -44,12 +52,11 @@ class JetStreamLog(Log):
     is among the last messages of the stream (``jetstream_writer.LOOK_BACK``).
     """
 
-    def __init__(self, target: Target, client: Client, stream: Stream, identity: LogIdentity, parts: Sequence[str]):
+    def __init__(self, place: _Place, stream: Stream, identity: LogIdentity) -> None:
         self.identity = identity
-        self._target = target
-        self._client = client
+        self._place = place
         self._stream = stream
-        self._names = parts
+        self._client = stream.client
         self._closed = False
         self._start()
         _open_logs.add(self)
@@ -63,27 +70,26 @@ class JetStreamLog(Log):
         self._limit = 0
 
     @classmethod
-    def open(cls, url: str, wish: Wish, settings: Settings, create: bool) -> JetStreamLog:  # noqa: ARG003 - the driver's signature
+    def open(cls, url: str, wish: Wish, settings: Settings, create: bool) -> JetStreamLog:
         target = target_of(url)
-        found = cls._open(target, [target.queue], wish, create)
+        found = cls._open(_Place(target, (target.queue,), settings), wish, create)
         if found is None:
             name = target.queue
             raise NotFound(f"there is no stream for queue {name!r} at {target.address}: open it with create=True")
         return found
 
     @classmethod
-    def _open(cls, target: Target, parts: Sequence[str], wish: Wish, create: bool) -> JetStreamLog | None:
-        client = Client(target.address)
-        stream = Stream(client, stream_of(*parts))
+    def _open(cls, place: _Place, wish: Wish, create: bool) -> JetStreamLog | None:
+        stream = Stream(Client(place.target.address), stream_of(*place.names))
         try:
-            identity = client.run(_identity(stream, target, parts[-1], wish, create), _SECONDS)
-            if identity is None:
-                client.close()
-                return None
-            return cls(target, client, stream, identity, parts)
+            identity = stream.client.run(_identity(stream, place, wish, create), _SECONDS)
         except BaseException:
-            client.close()
+            stream.client.close()
             raise
+        if identity is None:
+            stream.client.close()
+            return None
+        return cls(place, stream, identity)
 
     def _check(self, partition: int) -> None:
         if self._closed:
@@ -106,7 +112,9 @@ class JetStreamLog(Log):
     def _writer(self, number: int) -> PartitionWriter:
         with self._lock:
             if number not in self._writers:
-                self._writers[number] = PartitionWriter(self._stream, number, self.identity.partitions)
+                self._writers[number] = PartitionWriter(
+                    self._stream, number, self.identity.partitions, self._place.settings.compression
+                )
             return self._writers[number]
 
     # --- writing
@@ -194,7 +202,7 @@ class JetStreamLog(Log):
     def sibling(self, name: str, partitions: int, create: bool) -> JetStreamLog | None:
         parts = [check_name("sibling", part) for part in name.split("/")]
         wish = Wish(partitions, self.identity.hash, self.identity.reduce)
-        return self._open(self._target, [*self._names, *parts], wish, create)
+        return self._open(self._place._replace(names=(*self._place.names, *parts)), wish, create)
 
     def close(self) -> None:
         if not self._closed:
@@ -205,8 +213,9 @@ class JetStreamLog(Log):
             self._client.close()
 
 
-async def _identity(stream: Stream, target: Target, name: str, wish: Wish, create: bool) -> LogIdentity | None:
+async def _identity(stream: Stream, place: _Place, wish: Wish, create: bool) -> LogIdentity | None:
     """What is recorded, or is now; of two creators the second finds, and must agree with, the first's."""
+    target, name = place.target, place.names[-1]
     recorded = await stream.identity()
     if recorded is None and not create:
         return None

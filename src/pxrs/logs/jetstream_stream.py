@@ -6,6 +6,7 @@ that hold the next offset of a partition from which everything was trimmed.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import secrets
@@ -19,7 +20,7 @@ from nats.aio.msg import Msg
 from pxrs.clients.nats import ApiError, Client, NobodyAnswers, checked, nobody_answers, status_of
 from pxrs.errors import Damaged, Refused, Unavailable
 from pxrs.logs.base import LogIdentity, Stamp
-from pxrs.logs.jetstream_names import from_metadata, subject_of, to_metadata
+from pxrs.logs.jetstream_names import from_metadata, message_id, subject_of, to_metadata
 from pxrs.logs.segment import NotAHeader, decode, intact, read_header
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ _STREAM_NOT_FOUND, _NAME_IN_USE, _NOT_CLUSTERED, _NO_PEERS = 10059, 10058, 10074
 _WRONG_LAST = (10071, 10164)
 _DUPLICATE = (10158, 10201)
 _PAGE = 2_000
+_GONE_SECONDS = 1.0
 
 
 class WrongLast(Exception):
@@ -235,9 +237,15 @@ class Stream:
         try:
             return await work
         except NobodyAnswers:
-            if await self.info() is None:
+            if await self._is_gone():
                 raise Damaged(f"{self.client.address}: stream {self.name!r} is gone: it was deleted") from None
             raise
+
+    async def _is_gone(self) -> bool:
+        try:
+            return await asyncio.wait_for(self.info(), _GONE_SECONDS) is None
+        except (TimeoutError, Unavailable):
+            return False  # a cluster without a leader knows nothing for a while
 
     def _stored(self, partition: int, answer: Msg) -> Stored | None:
         status = status_of(answer)
@@ -290,6 +298,19 @@ class Stream:
                     break
         finally:
             await self._end_looker(consumer)
+        if self.replicas > 1:  # it may run where the stream is behind
+            found += await self._late(partition, found[-1].sequence + 1 if found else sequence)
+        return found
+
+    async def _late(self, partition: int, sequence: int) -> list[Outline]:
+        """What the leader has from a sequence on."""
+        found: list[Outline] = []
+        while (stored := await self.next(partition, max(1, sequence), sure=True)) is not None:
+            name = message_id(stored.stamp, partition, 0) if stored.stamp else None
+            if stored.rows:
+                size = len(stored.data)
+                found.append(Outline(stored.sequence, stored.base, stored.rows, size, stored.last_us, name))
+            sequence = stored.sequence + 1
         return found
 
     async def _looker(self, partition: int, sequence: int) -> str:

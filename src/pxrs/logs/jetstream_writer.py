@@ -62,9 +62,10 @@ def parts_of(batch: pa.RecordBatch, limit: int, start: int = 0) -> list[Part]:
 class PartitionWriter:
     """Appends to one partition. Used in the loop only."""
 
-    def __init__(self, stream: Stream, number: int, partitions: int) -> None:
+    def __init__(self, stream: Stream, number: int, partitions: int, compression: str) -> None:
         self._stream = stream
         self._number = number
+        self._compression = compression
         self._back = max(LOOK_BACK_AT_LEAST, LOOK_BACK * partitions)
         self._lock = asyncio.Lock()
         self._tail: Tail | None = None
@@ -115,7 +116,7 @@ class PartitionWriter:
         messages, headers = [], []
         for number, part in enumerate(parts):
             rows = with_offsets(batch.slice(part.start, part.rows), tail.end + part.start)
-            message, header = encode(rows, stamp)
+            message, header = encode(rows, stamp, self._compression)
             messages.append(bytes(message))
             headers.append({ABOUT: f"{header.base} {header.rows} {header.last_us}"})
             if stamp:
@@ -175,11 +176,10 @@ class PartitionWriter:
     def _remember_stamps(self, found: Iterable[Stored]) -> None:
         for stored in found:
             if stored.stamp:
-                name = message_id(stored.stamp, self._number, 0)
-                self._remember(name, min(stored.base, self._stamps.get(name, stored.base)))
+                self._remember(message_id(stored.stamp, self._number, 0), stored.base)
 
     def _remember(self, name: str, base: int) -> None:
-        self._stamps[name] = base
+        self._stamps[name] = min(base, self._stamps.get(name, base))  # of several parts the first one counts
         if len(self._stamps) > _REMEMBERED:
             self._stamps.popitem(last=False)
 

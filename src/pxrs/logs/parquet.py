@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -65,6 +66,19 @@ def describe(path: str, start: int, end: int, first_us: int, last_us: int) -> Se
     return Sealed(sealed_name(start), start, end, first_us, last_us, os.path.getsize(path), digest_of(path))
 
 
+def check_sealed(path: str, start: int, end: int) -> None:
+    """Read a new file whole, checksums of its pages included: it must hold exactly these offsets."""
+    file, reached = SealedFile(path, start), start
+    for group in file.groups(start, end):
+        _, batch = file.load(group)
+        offsets = batch.column("offset").to_numpy()
+        if not np.array_equal(offsets, np.arange(reached, reached + len(offsets))):
+            raise Damaged(f"{path}: the offsets from {reached} on did not come back as they were written")
+        reached += len(offsets)
+    if reached != end:
+        raise Damaged(f"{path}: the offsets {reached} to {end - 1} did not come back as they were written")
+
+
 class SealedFile:
     """A sealed file that is open for reading, row group by row group."""
 
@@ -73,8 +87,12 @@ class SealedFile:
         self.start = start
         try:
             self._file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
-        except (pa.ArrowException, ValueError) as error:
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise Damaged(f"{path}: this sealed segment, from offset {start} on, cannot be read: {error}") from error
+        if not self._file.schema_arrow.equals(SCHEMA):
+            raise Damaged(f"{path}: this sealed segment, from offset {start} on, has not the columns of a log")
         metadata = self._file.metadata
         rows = (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
         self._starts: list[int] = list(accumulate(rows, initial=start))

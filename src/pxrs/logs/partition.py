@@ -41,12 +41,12 @@ def _explained(
     @wraps(method)
     def explained(self: PartitionFiles, /, *args: _Given.args, **more: _Given.kwargs) -> _Result:
         try:
-            try:
-                return method(self, *args, **more)
-            except FileNotFoundError:
-                if not self.look_again():
-                    raise
-                return method(self, *args, **more)
+            while True:
+                try:
+                    return method(self, *args, **more)
+                except FileNotFoundError:
+                    if not self.look_again():
+                        raise
         except FileNotFoundError as error:
             raise Damaged(f"a part of the log is gone: {error}") from error
         except OSError as error:
@@ -93,7 +93,11 @@ class PartitionFiles:
             if not self.history.refresh():
                 return False
             sealed_end = self.history.summary.sealed_end
-            self._segments = [segment for segment in self._segments if segment.base >= sealed_end]
+            kept = [segment for segment in self._segments if segment.base >= sealed_end]
+            if kept and kept[0].base == sealed_end:
+                self._segments = kept
+            else:  # the directory is listed again, which names a gap
+                self.forget()
             return True
 
     def refresh(self) -> None:
@@ -104,11 +108,14 @@ class PartitionFiles:
             self._extend(mark)
             self._durable = self.end if mark is None else self._end_at(mark)
 
+    @_explained
     def refresh_all(self) -> None:
         """See everything that stands in the files: for a writer, which holds the lock."""
         with self.lock:
             self.look_again()
             self._extend(None)
+            while self.look_again():  # a segment that is gone was not the end of the log
+                self._extend(None)
 
     def published(self) -> None:
         """All that is written is durable now."""
@@ -136,12 +143,17 @@ class PartitionFiles:
         return segment.end_at(mark.position) if segment.base == mark.base else segment.end
 
     def _list(self) -> None:
-        bases = sorted(int(m[1]) for name in os.listdir(self.directory) if (m := _SEGMENT.fullmatch(name)))
+        bases = self._bases()
+        while self.history.refresh():  # what was sealed while the directory was read may be missing in the list
+            bases = self._bases()
         sealed_end = self.history.summary.sealed_end
         bases = [base for base in bases if base >= sealed_end]  # the others were sealed or trimmed, and not yet deleted
         if sealed_end and bases and bases[0] != sealed_end:
             raise Damaged(f"{self.directory}: the offsets {sealed_end} to {bases[0] - 1} are missing")
         self._segments = [Segment(self.directory, base) for base in bases]
+
+    def _bases(self) -> list[int]:
+        return sorted(int(m[1]) for name in os.listdir(self.directory) if (m := _SEGMENT.fullmatch(name)))
 
     def appended(self, active: Segment, position: int, header: Header) -> None:
         """Take in a batch that this process has just written, unless a reading thread was quicker."""
@@ -275,6 +287,7 @@ class PartitionFiles:
         size = os.path.getsize(segment.path)
         return Chunk("arrow", os.path.abspath(segment.path), segment.base, end, size, newest)
 
+    @_explained
     def find_stamp(self, stamp: Stamp) -> int | None:
         """The first offset of the batch that carries this stamp, in the active segment or the one before it."""
         with self.lock:

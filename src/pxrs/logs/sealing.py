@@ -7,6 +7,7 @@ superfluous. What a crash leaves over is told from the manifest's first line, an
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -15,12 +16,12 @@ from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 from pxrs.clock import SystemClock
-from pxrs.errors import Unavailable
+from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Chunk
 from pxrs.logs.durable import sync_directory
 from pxrs.logs.locks import close_held, open_held, try_lock
 from pxrs.logs.manifest import NAME, Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
-from pxrs.logs.parquet import describe, sealed_name, write_sealed
+from pxrs.logs.parquet import check_sealed, describe, sealed_name, write_sealed
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.pieces import read_range
 from pxrs.logs.records import refuse_offset
@@ -28,9 +29,19 @@ from pxrs.logs.segmentfile import index_path, segment_path
 
 _CLOCK = SystemClock()
 _LOCK = "housekeeping.lock"
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _PATIENCE, _PAUSE = 10.0, 0.01
 _FILE = re.compile(r"(\d{20})\.(arrow|index|parquet)")
 _UNFINISHED = re.compile(r"\d{20}\.parquet\.tmp|" + re.escape(NAME) + r"\.tmp")
+
+
+@contextmanager
+def _explained(directory: str) -> Iterator[None]:
+    """A disk that is full or broken leaves the partition as it was."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(f"{directory}: it can be neither sealed nor trimmed now: {error}") from error
 
 
 @contextmanager
@@ -51,7 +62,7 @@ def _alone(directory: str, patience: float) -> Iterator[bool]:
 
 def seal(files: PartitionFiles, compression: str, min_age: float = 0) -> list[Chunk]:
     """Turn full segments into Parquet, the oldest first. Nothing happens while another process does it."""
-    with _alone(files.directory, patience=0) as mine:
+    with _explained(files.directory), _alone(files.directory, patience=0) as mine:
         if not mine:
             return []
         _sweep(files.directory, delay=None)
@@ -77,13 +88,26 @@ def _full(files: PartitionFiles, min_age: float) -> list[tuple[int, int]]:
 def _seal(files: PartitionFiles, start: int, end: int, compression: str) -> None:
     directory = files.directory
     path = os.path.join(directory, sealed_name(start))
-    first_us, last_us = write_sealed(read_range(files.pieces(start, end), start, end), path + ".tmp", compression)
-    os.rename(path + ".tmp", path)
-    sync_directory(directory)
+    first_us, last_us = _write(files, start, end, path, compression)
     manifest = read_manifest(directory)
     sealed = describe(path, start, end, first_us, last_us)
     _replace(directory, manifest.summary.start if manifest.files else start, (*manifest.files, sealed), end)
     _delete_segment(directory, start)
+
+
+def _write(files: PartitionFiles, start: int, end: int, path: str, compression: str) -> tuple[int, int]:
+    """Write a sealed file and read it back: the segment that it replaces is going to be deleted."""
+    unfinished = path + ".tmp"
+    try:
+        times = write_sealed(read_range(files.pieces(start, end), start, end), unfinished, compression)
+        check_sealed(unfinished, start, end)
+        os.rename(unfinished, path)
+    except BaseException:
+        with suppress(OSError):  # a full disk should not have to wait for the next sweep
+            os.unlink(unfinished)
+        raise
+    sync_directory(files.directory)
+    return times
 
 
 def _replace(directory: str, start: int, sealed: tuple[Sealed, ...], sealed_end: int) -> None:
@@ -101,7 +125,7 @@ def _delete_segment(directory: str, base: int) -> None:
 
 def trim(files: PartitionFiles, offset: int, delay: float) -> int:
     """Move the start of the partition to the last chunk that begins at or before this offset. The last chunk stays."""
-    with _alone(files.directory, _PATIENCE) as mine:
+    with _explained(files.directory), _alone(files.directory, _PATIENCE) as mine:
         if not mine:
             raise Unavailable(f"{files.directory}: another process has sealed or trimmed here for {_PATIENCE:g} s")
         start, end = files.bounds()
@@ -135,18 +159,40 @@ def sweep_at_first_use(directory: str, delay: float) -> None:
         with _alone(directory, patience=0) as mine:
             if mine:
                 _sweep(directory, delay)
-    except PermissionError:  # who may only read may leave the rest to others
-        return
+    except OSError as error:
+        if error.errno not in _READ_ONLY:  # who may only read may leave the rest to others
+            raise Unavailable(f"{directory}: {error}") from error
 
 
 def _sweep(directory: str, delay: float | None) -> None:
     """Delete what the manifest does not count on; files of trimmed messages after the delay (None: leave them)."""
     summary, latest = read_summary(directory), None if delay is None else _CLOCK.wall() - delay
-    for name in os.listdir(directory):
-        path = os.path.join(directory, name)
-        if _UNFINISHED.fullmatch(name) or _is_superfluous(name, summary) or _is_over(path, name, summary, latest):
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+    names = set(os.listdir(directory))
+    _refuse_unlisted(directory, names, summary)
+    doomed = [
+        path
+        for name in names
+        for path in [os.path.join(directory, name)]
+        if _UNFINISHED.fullmatch(name) or _is_superfluous(name, summary) or _is_over(path, name, summary, latest)
+    ]
+    if doomed:
+        sync_directory(directory)  # who wrote the manifest may have died before it was durable
+    for path in doomed:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _refuse_unlisted(directory: str, names: set[str], summary: Summary) -> None:
+    """A sealed file that is not in the manifest is a leftover as long as its segment is there. Else it is all there is:
+    the manifest was lost, or replaced by an old one.
+    """
+    for name in sorted(names):
+        found = _FILE.fullmatch(name)
+        if found and found[2] == "parquet" and int(found[1]) >= summary.sealed_end and f"{found[1]}.arrow" not in names:
+            raise Damaged(
+                f"{os.path.join(directory, NAME)} is missing or older than the files beside it: it does not list {name}, "
+                "whose segment is gone; pxrs log repair rebuilds it"
+            )
 
 
 def _is_superfluous(name: str, summary: Summary) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Stamp
-from pxrs.logs.durable import create_file, write_all
+from pxrs.logs.durable import check_size, create_file, sync_directory, write_all
 from pxrs.logs.locks import close_held, open_held, try_lock
 from pxrs.logs.mark import Mark, mark_in, write_mark
 from pxrs.logs.partition import PartitionFiles
@@ -102,11 +102,13 @@ class PartitionWriter:
     def _vouch(self) -> None:
         """Before the first byte that is not durable, a mark of this boot must say how far everything is.
 
-        What a writer left that was killed before its sync is made durable here.
+        What a writer left that was killed before its sync is made durable here, the name of a new segment as well.
         """
         if mark_in(self._lock_fd) != self._written():
             self._open_active()
             self.sync()
+            if self._files.active is not None:
+                sync_directory(self._files.directory)
             self._close_segment()
             self.publish()
 
@@ -204,6 +206,8 @@ class PartitionWriter:
                 self._save_index(full=True)
             create_file(segment_path(directory, base), SCHEMA_MESSAGE, self._unfinished)
         except OSError as error:
+            with suppress(OSError):  # its name may never come to the disk
+                os.unlink(segment_path(directory, base))
             raise Unavailable(f"{directory}: no new segment could be made: {error}") from error
         self._files.refresh_all()
 
@@ -211,6 +215,7 @@ class PartitionWriter:
         self._written_from = active.position
         try:
             write_all(self._fd, message)
+            check_size(self._fd, active.position + len(message))
         except OSError as error:
             self._undo(f"a batch could not be written: {error}")
             raise Unavailable(f"{active.path}: a batch could not be written: {error}; nothing was stored") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
@@ -32,36 +32,37 @@ class Parcel(NamedTuple):
     end: int
 
 
+CONVERTED_ROWS = 1_024
+"""So many rows become messages at a time: few enough that they are still in the processor's cache when handled."""
+
+
 def messages_of(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
-    """The rows of a batch as messages; columns are converted whole, headers and times only when asked for."""
-    column = batch.column
+    """The rows of a batch, which follow one another, as messages; headers and times are made only when asked for."""
+    starts = range(0, batch.num_rows, CONVERTED_ROWS)
+    return chain.from_iterable(_messages(batch.slice(start, CONVERTED_ROWS), partition) for start in starts)
+
+
+def _messages(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
+    """Columns are converted whole. What a named tuple adds to a tuple's own making would cost as much again."""
+    column, rows = batch.column, batch.num_rows
+    first: int = column("offset")[0].as_py()
     fields = zip(
-        repeat(partition, batch.num_rows),
-        column("offset").to_pylist(),
+        repeat(partition, rows),
+        range(first, first + rows),
         column("key").to_pylist(),
         column("value").to_pylist(),
-        column("timestamp").view(pa.int64()).to_pylist(),
-        _ids(column("id")),
+        column("timestamp").view(pa.int64()).to_numpy().tolist(),
+        column("id").to_numpy(zero_copy_only=False).tolist(),
         _sparse(column("headers")),
         _sparse(column("tenant")),
         strict=True,
     )
-    return map(Message._make, fields)
+    return map(tuple.__new__, repeat(Message), fields)
 
 
 def _sparse(array: pa.Array) -> Iterable[Any]:
     """A column that is mostly empty: nothing is converted where there is nothing."""
     return repeat(None, len(array)) if array.null_count == len(array) else array.to_pylist()
-
-
-def _ids(array: pa.Array) -> Iterable[bytes | None]:
-    """Fixed-size values cut from their buffer: six times faster than converting them one by one."""
-    if array.null_count:
-        found: list[bytes | None] = array.to_pylist()
-        return found
-    width = array.type.byte_width
-    raw = array.buffers()[1].slice(array.offset * width, len(array) * width).to_pybytes()
-    return [raw[start : start + width] for start in range(0, len(raw), width)]
 
 
 def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) -> Iterator[Parcel]:

@@ -12,13 +12,16 @@ from collections.abc import Mapping
 from pxrs.clock import Clock
 from pxrs.errors import Closed, Full, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Log
-from pxrs.runtime.parcels import CLOCK_EVERY, Extras, Packer, Parcel, Receipt, SentParcel, Shipment
+from pxrs.runtime.parcels import ROW_BYTES, Extras, Packer, Parcel, Receipt, SentParcel, Shipment
+from pxrs.runtime.relay import Relay
 from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-ROW_BYTES = 48
-"""What a message takes beside its key and value: offset, time, id, and the arrays' own offsets."""
+SMALL = 1_024
+"""A message up to this size need not be counted at once..."""
+UNCOUNTED = 63
+"""...but after so many of them, or before they could fill what they are in."""
 SHIPMENT_BYTES = 16_777_216
 """When the log is slower than the senders, parcels up to this size share one append and one sync."""
 
@@ -36,7 +39,7 @@ class Outbox:
         self._full = settings.batch_bytes
         self._last_row = settings.batch_rows - 1
         self._buffered = 0
-        self._open: SentParcel | None = None
+        self.open: SentParcel | None = None
         self._ready: deque[Parcel] = deque()
         self._under_way: list[Parcel] = []
         self._last: Parcel | None = None
@@ -49,55 +52,56 @@ class Outbox:
 
     def _new_locks(self) -> None:
         self._lock = threading.Lock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
         self._work = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
 
     # --- the senders' side
 
-    def put(self, key: bytes | None, value: bytes, extras: Extras | None) -> Receipt:
-        size = len(value) + ROW_BYTES if key is None else len(value) + len(key) + ROW_BYTES
-        if extras is not None:
-            size += extras.size
+    def put(self, key: str | bytes | None, value: bytes, extras: Extras | None) -> Receipt:
+        """Put in one message, and count those that ``Producer.send`` has put in since the last one was counted."""
+        size = len(value) + len(key or b"") + ROW_BYTES + (0 if extras is None else extras.size)
         with self._lock:
-            if self._stopping or self._buffered + size > self._limit:
-                self._wait_for_room(size)
-            parcel = self._open
-            if parcel is None:
-                parcel = self._open_parcel()
-            row = len(parcel.values)
-            parcel.keys.append(key)
-            parcel.values.append(value)
-            if not row % CLOCK_EVERY:
-                parcel.times.append(self._wall())
-            if extras is not None:
-                parcel.extras[row] = extras
-            parcel.size += size
-            self._buffered += size
-            if row >= self._last_row or parcel.size >= self._full:
+            parcel = self.open
+            if parcel is None or parcel.count() + size > parcel.room:
+                parcel = self._open_parcel(size)
+            row = parcel.add(key, value, extras, self._wall())
+            if parcel.count() >= self._full or row >= self._last_row:
                 self._close_parcel()
+            else:
+                room = min(self._full, parcel.room) - parcel.size
+                parcel.look = min(row + 1 + min(room // SMALL, UNCOUNTED), self._last_row)
         return Receipt((parcel, row))
 
     def put_parcel(self, parcel: Parcel) -> None:
         with self._lock:
-            if self._stopping or self._buffered + parcel.size > self._limit:
+            if self._stopping or self._filled() + parcel.size > self._limit:
                 self._wait_for_room(parcel.size)
             self._close_parcel()  # what was sent before goes before
-            self._buffered += parcel.size
             self._queue(parcel)
 
-    def _open_parcel(self) -> SentParcel:
-        due = self._clock.monotonic() + self._settings.linger_ms / 1000
-        parcel = self._open = SentParcel(self.hurry, due)
-        self._last = parcel
-        self._work.notify()
-        return parcel
+    def _open_parcel(self, size: int) -> SentParcel:
+        """The open parcel, or a new one, with room for at least this much."""
+        if self._stopping or self._filled() + size > self._limit:
+            self._wait_for_room(size)
+        if self.open is None:
+            due = self._clock.monotonic() + self._settings.linger_ms / 1000
+            self._last = self.open = SentParcel(self.hurry, due)
+            self._work.notify()
+        self.open.room = self._limit - self._buffered
+        return self.open
+
+    def _filled(self) -> int:
+        """What waits for the log, in bytes."""
+        return self._buffered if self.open is None else self._buffered + self.open.count()
 
     def _close_parcel(self) -> None:
-        if self._open is not None:
-            parcel, self._open = self._open, None
+        if self.open is not None:
+            parcel, self.open = self.open, None
             self._queue(parcel)
 
     def _queue(self, parcel: Parcel) -> None:
+        self._buffered += parcel.count()
         self._ready.append(parcel)
         self._last = parcel
         self._work.notify()
@@ -108,10 +112,10 @@ class Outbox:
             raise Refused(f"a message of {size} bytes does not fit into buffer_bytes = {self._limit}")
         self._close_parcel()
         seconds = self._settings.send_timeout_ms / 1000
-        free = self._room.wait_for(lambda: self._stopping or self._buffered + size <= self._limit, seconds)
+        free = self._room.wait_for(lambda: self._stopping or self._filled() + size <= self._limit, seconds)
         self._refuse_if_stopped()
         if not free:
-            raise Full(f"{self._buffered} bytes still wait for the log after {seconds:g} s: nothing was sent")
+            raise Full(f"{self._filled()} bytes still wait for the log after {seconds:g} s: nothing was sent")
 
     def _refuse_if_stopped(self) -> None:
         if self.failure is not None:
@@ -122,7 +126,7 @@ class Outbox:
     def hurry(self, parcel: Parcel) -> None:
         """Somebody waits for this parcel: do not let it linger."""
         with self._lock:
-            if self._open is parcel:
+            if self.open is parcel:
                 self._close_parcel()
 
     def flush(self, timeout: float | None) -> None:
@@ -147,12 +151,22 @@ class Outbox:
     # --- the thread's side
 
     def _run(self) -> None:
-        while parcels := self._take():
-            try:
-                self._ship(parcels)
-            except Exception as error:
-                self._fail(error)
-                return
+        """Pack and append; under load the next shipment is packed while this one is on its way to the disk."""
+        relay = Relay(self._ship, "pxrs-append")
+        try:
+            while parcels := self._take():
+                shipment = self._packer.pack(parcels)
+                relay.wait()
+                if self._ready:
+                    relay.start(shipment)
+                else:
+                    self._ship(shipment)
+        except Exception as error:
+            relay.wait()  # what goes before it may well arrive
+            self._fail(error)
+        finally:
+            relay.wait()
+            relay.end()
 
     def _take(self) -> list[Parcel]:
         """The parcels to append next, in order; none when it is time to end."""
@@ -161,27 +175,33 @@ class Outbox:
                 if self._stopping:
                     return []
                 self._linger()
-            self._under_way = [self._ready.popleft()]
-            size = self._under_way[0].size
+            taken = [self._ready.popleft()]
+            size = taken[0].size
             while self._ready and size + self._ready[0].size <= SHIPMENT_BYTES:
                 size += self._ready[0].size
-                self._under_way.append(self._ready.popleft())
-            return self._under_way
+                taken.append(self._ready.popleft())
+            self._under_way += taken
+            return taken
 
     def _linger(self) -> None:
-        if self._open is None:
+        if self.open is None:
             self._work.wait()
-        elif (rest := self._open.due - self._clock.monotonic()) > 0:
+        elif (rest := self.open.due - self._clock.monotonic()) > 0:
             self._work.wait(rest)
         else:
             self._close_parcel()
 
-    def _ship(self, parcels: list[Parcel]) -> None:
-        shipment = self._packer.pack(parcels)
-        shipment.settle(self._append(shipment))
+    def _ship(self, shipment: Shipment) -> None:
+        if self.failure is not None:  # of the shipment before this one
+            return
+        try:
+            shipment.settle(self._append(shipment))
+        except Exception as error:
+            self._fail(error)
+            return
         with self._lock:
-            self._under_way = []
-            self._buffered -= sum(parcel.size for parcel in parcels)
+            del self._under_way[: len(shipment.parcels)]
+            self._buffered -= sum(parcel.size for parcel in shipment.parcels)
             self._room.notify_all()
 
     def _append(self, shipment: Shipment) -> Mapping[int, int]:
@@ -205,8 +225,9 @@ class Outbox:
         with self._lock:
             self._close_parcel()
             lost = [*self._under_way, *self._ready]
+            self._under_way, self._stopping, self.failure = [], True, error
             self._ready.clear()
-            self.failure, self._stopping = error, True
+            self._work.notify()
             self._buffered = 0
             self._room.notify_all()
         for parcel in lost:
@@ -217,7 +238,8 @@ class Outbox:
         self._new_locks()
         self._stopping = True
         self.failure = Closed(f"this producer belongs to the parent process {os.getppid()}: open one in the child")
-        for parcel in [*self._under_way, *self._ready, *([self._open] if self._open else [])]:
+        held, self.open = self.open, None
+        for parcel in [*self._under_way, *self._ready, *([held] if held else [])]:
             parcel.finished = threading.Event()  # the old one's lock may be held for ever
             parcel.fail(self.failure)
 

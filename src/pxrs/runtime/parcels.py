@@ -24,8 +24,16 @@ BODY_SCHEMA: pa.Schema = pa.schema(_BODY_FIELDS)
 """An entry without its id, which is given when the parcel is packed."""
 
 
-CLOCK_EVERY = 64
-"""The clock is read for the first message of a parcel and then for every so many: microseconds apart, under load."""
+def nulls(rows: int, kind: pa.DataType) -> pa.Array:
+    """A column of nulls, of text or of a list. Arrow's own has values behind its nulls, which would all be stored."""
+    zeros = pa.py_buffer(bytes(4 * (rows + 1)))
+    if pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, rows, [zeros, zeros], rows, children=[pa.array([], kind.value_type)])
+    return pa.Array.from_buffers(kind, rows, [zeros, zeros, pa.py_buffer(b"")], rows)
+
+
+ROW_BYTES = 48
+"""What a message takes beside its key and value: offset, time, id, and the arrays' own offsets."""
 
 
 class Routes(Protocol):
@@ -46,12 +54,16 @@ class Parcel:
         self.finished = threading.Event()
         self.hurry = hurry
 
+    def count(self) -> int:
+        """Its size in bytes."""
+        return self.size
+
     def body(self) -> pa.RecordBatch:
         """The messages as ``BODY_SCHEMA``."""
         raise NotImplementedError
 
-    def route(self, routes: Routes) -> NDArray[np.int32]:
-        raise NotImplementedError
+    def route(self, routes: Routes, body: pa.RecordBatch) -> NDArray[np.int32]:
+        return routes.partitions_of(body.column("key"))
 
     def settle(self, partitions: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
         self.partitions, self.offsets = partitions, offsets
@@ -110,10 +122,36 @@ class SentParcel(Parcel):
     def __init__(self, hurry: Hurry, due: float) -> None:
         super().__init__(hurry)
         self.due = due
-        self.keys: list[bytes | None] = []
+        self.room = 0
+        """How large it may become without going beyond the producer's buffer."""
+        self.look = 0
+        """Up to this row, messages are put in without being counted."""
+        self.keys: list[str | bytes | None] = []
         self.values: list[bytes] = []
-        self.times: list[float] = []
         self.extras: dict[int, Extras] = {}
+        self._counted = 0
+        self._clock_rows: list[int] = []
+        self._clock_times: list[float] = []
+
+    def add(self, key: str | bytes | None, value: bytes, extras: Extras | None, now: float) -> int:
+        """Put in a message with the time, which holds for those behind it as well until the next one that has one."""
+        row = len(self.values)
+        self.keys.append(key)
+        self.values.append(value)
+        self._clock_rows.append(row)
+        self._clock_times.append(now)
+        if extras is not None:
+            self.extras[row] = extras
+            self.size += extras.size
+        return row
+
+    def count(self) -> int:
+        values = self.values[self._counted :]
+        if values:
+            keys = filter(None, self.keys[self._counted :])
+            self.size += sum(map(len, values)) + sum(map(len, keys)) + ROW_BYTES * len(values)
+            self._counted += len(values)
+        return self.size
 
     def body(self) -> pa.RecordBatch:
         rows = len(self.values)
@@ -127,8 +165,8 @@ class SentParcel(Parcel):
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
 
     def _times(self) -> NDArray[np.int64]:
-        runs = np.rint(np.array(self.times) * 1e6).astype(np.int64)
-        found = np.repeat(runs, CLOCK_EVERY)[: len(self.values)]
+        times = np.rint(np.array(self._clock_times) * 1e6).astype(np.int64)
+        found = np.repeat(times, np.diff([*self._clock_rows, len(self.values)]))
         for row, extras in self.extras.items():
             if extras.time_us is not None:
                 found[row] = extras.time_us
@@ -136,11 +174,8 @@ class SentParcel(Parcel):
 
     def _extra(self, field: str, rows: int, kind: pa.DataType) -> pa.Array:
         if not self.extras:
-            return pa.nulls(rows, kind)
+            return nulls(rows, kind)
         return pa.array([getattr(self.extras.get(row), field, None) for row in range(rows)], kind)
-
-    def route(self, routes: Routes) -> NDArray[np.int32]:
-        return routes.partitions_of(self.keys)
 
 
 class TableParcel(Parcel):
@@ -154,8 +189,8 @@ class TableParcel(Parcel):
     def body(self) -> pa.RecordBatch:
         return self._batch
 
-    def route(self, routes: Routes) -> NDArray[np.int32]:
-        return routes.partitions_of(self._batch.column("key")) if self._given is None else self._given
+    def route(self, routes: Routes, body: pa.RecordBatch) -> NDArray[np.int32]:
+        return super().route(routes, body) if self._given is None else self._given
 
 
 class Shipment(NamedTuple):
@@ -166,13 +201,15 @@ class Shipment(NamedTuple):
     batches: dict[int, pa.RecordBatch]
     stamps: dict[int, Stamp]
     partitions: NDArray[np.int32]
-    order: NDArray[np.intp]
+    order: NDArray[np.intp] | None
 
     def settle(self, firsts: Mapping[int, int]) -> None:
         """Tell each message its offset."""
         runs = [np.arange(firsts[p], firsts[p] + batch.num_rows) for p, batch in self.batches.items()]
-        offsets = np.empty(len(self.order), np.int64)
-        offsets[self.order] = np.concatenate(runs)
+        offsets = np.concatenate(runs)
+        if self.order is not None:
+            given, offsets = offsets, np.empty(len(self.order), np.int64)
+            offsets[self.order] = given
         start = 0
         for parcel, rows in zip(self.parcels, self.rows, strict=True):
             parcel.settle(self.partitions[start : start + rows], offsets[start : start + rows])
@@ -193,7 +230,7 @@ class Packer:
 
     def pack(self, parcels: Sequence[Parcel]) -> Shipment:
         bodies = [parcel.body() for parcel in parcels]
-        partitions = np.concatenate([self._route(parcel) for parcel in parcels])
+        partitions = np.concatenate([self._route(*each) for each in zip(parcels, bodies, strict=True)])
         batch = self._with_ids(_joined(bodies))
         order = _stable_order(partitions, self._partitions)
         batches = _split(batch, partitions, order)
@@ -201,8 +238,8 @@ class Packer:
         rows = [body.num_rows for body in bodies]
         return Shipment(parcels, rows, batches, stamps, partitions, order)
 
-    def _route(self, parcel: Parcel) -> NDArray[np.int32]:
-        found = parcel.route(self._routes)
+    def _route(self, parcel: Parcel, body: pa.RecordBatch) -> NDArray[np.int32]:
+        found = parcel.route(self._routes, body)
         keyless = np.flatnonzero(found < 0)
         if len(keyless):
             found = found.copy()
@@ -232,17 +269,29 @@ def _joined(bodies: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(bodies).combine_chunks().to_batches()[0]
 
 
-def _stable_order(partitions: NDArray[np.int32], count: int) -> NDArray[np.intp]:
+def _stable_order(partitions: NDArray[np.int32], count: int) -> NDArray[np.intp] | None:
+    """Which rows to take, one partition after the other; None where they stand like that already."""
+    if not np.any(partitions[1:] < partitions[:-1]):
+        return None
     # numpy sorts 16-bit numbers by radix, several times faster than wider ones.
     small = partitions.astype(np.int16) if count <= 32_767 else partitions
     return np.argsort(small, kind="stable")
 
 
-def _split(batch: pa.RecordBatch, partitions: NDArray[np.int32], order: NDArray[np.intp]) -> dict[int, pa.RecordBatch]:
+def _split(
+    batch: pa.RecordBatch, partitions: NDArray[np.int32], order: NDArray[np.intp] | None
+) -> dict[int, pa.RecordBatch]:
     """One slice for each partition that occurs, in rising order of partitions."""
     numbers, counts = np.unique(partitions, return_counts=True)
-    if len(numbers) > 1:
-        batch = batch.take(pa.array(order))
+    if order is not None:
+        batch = _taken(batch, pa.array(order))
     starts = np.cumsum(counts) - counts
     slices = zip(numbers.tolist(), starts.tolist(), counts.tolist(), strict=True)
     return {number: batch.slice(start, count) for number, start, count in slices}
+
+
+def _taken(batch: pa.RecordBatch, order: pa.Array) -> pa.RecordBatch:
+    """The rows in this order. A column of nulls alone, as headers mostly are, is the same in any order."""
+    rows = batch.num_rows
+    columns = [column if column.null_count == rows else column.take(order) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

@@ -31,6 +31,7 @@ from pxrs.runtime.journal import Journal
 from pxrs.runtime.member import Member
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.meter import Measured, Meter, serve
+from pxrs.runtime.named import NamedProducer
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
@@ -161,6 +162,12 @@ class Queue:
         self._producers.add(producer)
         self._housekeeper.start()
         return producer
+
+    def named_producer(self, name: str) -> NamedProducer:
+        """A producer whose numbered batches are stored once, also if another process of that name sends them again."""
+        self._check_open()
+        self._housekeeper.start()
+        return NamedProducer(self.log, self.partitioner, self.settings, self._clock, name)
 
     def read(self, partition: int, offset: int, limit: int = 10) -> list[Message]:
         """Look at messages without consuming them."""

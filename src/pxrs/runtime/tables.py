@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from pxrs.errors import Refused
 from pxrs.logs.base import HEADERS, TIMESTAMP
-from pxrs.runtime.outbox import ROW_BYTES
-from pxrs.runtime.parcels import BODY_SCHEMA
+from pxrs.runtime.outbox import SHIPMENT_BYTES
+from pxrs.runtime.parcels import BODY_SCHEMA, ROW_BYTES, nulls
 
-PART_BYTES = 8_388_608
-"""A larger table travels in several parts, so that the buffer's bound holds."""
+PART_BYTES = SHIPMENT_BYTES
+"""A larger table travels in several parts, so that the buffer's bound holds; each is an append of its own."""
 
 _Part = tuple[pa.RecordBatch, "NDArray[np.int32] | None", int]
 
@@ -101,19 +101,19 @@ def _given_partitions(table: pa.Table, partitions: int) -> NDArray[np.int32]:
 
 
 def _body(table: pa.Table, now_us: int) -> pa.Table:
-    rows = table.num_rows
     if table.column("value").null_count:
         raise Refused("column 'value' of send_batch holds a null")
-    columns = []
-    for field in BODY_SCHEMA:
-        if field.name in table.column_names:
-            column = _cast(table.column(field.name), field)
-        else:
-            column = pa.chunked_array([pa.nulls(rows, field.type)])
-        if field.name == "timestamp":
-            column = pc.fill_null(column, pa.scalar(now_us, TIMESTAMP))
-        columns.append(column)
-    return pa.Table.from_arrays(columns, schema=BODY_SCHEMA)
+    return pa.Table.from_arrays([_column(table, field, now_us) for field in BODY_SCHEMA], schema=BODY_SCHEMA)
+
+
+def _column(table: pa.Table, field: pa.Field, now_us: int) -> pa.ChunkedArray:
+    rows, now = table.num_rows, pa.scalar(now_us, TIMESTAMP)
+    given = table.column(field.name) if field.name in table.column_names else None
+    if field.name == "timestamp":
+        return pa.chunked_array([pa.repeat(now, rows)]) if given is None else pc.fill_null(_cast(given, field), now)
+    if given is None or given.null_count == rows:
+        return pa.chunked_array([nulls(rows, field.type)])
+    return _cast(given, field)
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:

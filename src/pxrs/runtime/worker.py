@@ -254,21 +254,21 @@ class Worker:
     def _handle_messages(self, batch: pa.RecordBatch) -> None:
         """The way of every single message: nothing in here that it does not need."""
         job, clock, tally = self._job, self._job.clock.monotonic, self.tally
-        handler, context = job.handler, self._context
+        handler, context, after = job.handler, self._context, self.position or 0
         for message in delivery.messages_of(batch, self.grant.partition):
             now = clock()
             if self._halt or self._paused or now >= job.alive_until:
                 return
             self.busy_since = now
-            offset = message.offset
+            after += 1
             try:
                 handler(message, context)
             except Exception as error:
-                if not self._rescue(batch, Parcel(message, offset, offset + 1), error):
+                if not self._rescue(batch, Parcel(message, after - 1, after), error):
                     return
             tally.handled += 1
-            self.position = offset + 1
-            if offset + 1 >= self._commit_at or now >= self._tell_at:
+            self.position = after
+            if after >= self._commit_at or now >= self._tell_at:
                 self._tell()
 
     def _handle_parcels(self, batch: pa.RecordBatch) -> None:

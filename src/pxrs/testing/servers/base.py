@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import shutil
 import signal
 import socket
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,17 +20,25 @@ from typing import Self
 from pxrs.clock import SystemClock
 
 _CLOCK = SystemClock()
+PORTS = (15_000, 32_000)
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on; all different, because they are asked for together."""
+    """Ports of the loopback interface that nobody listens on.
+
+    They are below those that the system gives to outgoing connections: while a server is down, one of these could
+    take its port, even a client that tries to reach the server and so connects to itself.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            one = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("127.0.0.1", random.randrange(*PORTS)))
+                found.append(int(one.getsockname()[1]))
+        return found
 
 
 def find_program(name: str, package: str) -> str:
@@ -111,8 +120,10 @@ class ServerProcess:
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stop it in its tracks: connections stay, nothing is answered."""
-        self._signal(signal.SIGSTOP)
+        """Stop it in its tracks: connections stay, nothing is answered. Returns when all its threads stand still."""
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)

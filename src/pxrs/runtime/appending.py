@@ -1,0 +1,33 @@
+"""Appending to a log that may be away for a while: the same batches with the same stamps, again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from pxrs.clock import Clock
+from pxrs.errors import Unavailable
+from pxrs.logs.base import Log, Stamp
+from pxrs.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def append_patiently(
+    log: Log, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp], settings: Settings, clock: Clock
+) -> Mapping[int, int]:
+    """Append, again while the log is unavailable, for ``send_timeout_ms``. Stamps make it safe: stored once at most."""
+    deadline = clock.monotonic() + settings.send_timeout_ms / 1000
+    pause_ms = settings.backoff_ms
+    while True:
+        try:
+            return log.append(batches, stamps)
+        except Unavailable as error:
+            if clock.monotonic() >= deadline:
+                raise
+            logger.warning("an append failed and is tried again in %d ms: %s", pause_ms, error)
+        threading.Event().wait(pause_ms / 1000)
+        pause_ms = min(2 * pause_ms, settings.backoff_max_ms)

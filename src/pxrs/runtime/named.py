@@ -1,0 +1,68 @@
+"""A producer with a name that outlives its process: what is sent again under the same number is stored once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from pxrs.clock import Clock
+from pxrs.errors import BadSetting
+from pxrs.logs.base import Log, Stamp
+from pxrs.model import check_name
+from pxrs.runtime.appending import append_patiently
+from pxrs.runtime.parcels import Packer, Routes, TableParcel
+from pxrs.runtime.tables import body_parts
+from pxrs.settings import Settings
+
+_MAX_SEQUENCE = 1 << 40
+_MAX_PARTS = 1 << 20
+
+
+class NamedProducer:
+    """Sends numbered batches. After a crash the next process of the same name sends the last ones again, each with its
+    number and the same rows; the log knows them, and stores what is missing.
+
+    How far back a log knows them is said by the log: a file log in its active segment and the one before it.
+    """
+
+    def __init__(self, log: Log, routes: Routes, settings: Settings, clock: Clock, name: str) -> None:
+        self.name = check_name("producer", name)
+        self._log = log
+        self._routes = routes
+        self._settings = settings
+        self._clock = clock
+
+    def send_batch(
+        self, table: pa.Table | pa.RecordBatch, sequence: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Store the rows, as ``Producer.send_batch`` takes them; returns their partitions and offsets once durable.
+
+        ``sequence`` numbers the batches of this producer. The same number must always come with the same rows.
+        """
+        if type(sequence) is not int or not 0 <= sequence < _MAX_SEQUENCE:
+            raise BadSetting(f"sequence = {sequence!r}: a whole number from 0 to {_MAX_SEQUENCE - 1}")
+        now_us = round(self._clock.wall() * 1e6)
+        count = self._log.identity.partitions
+        # Ids, and the turns of messages without a key, must come out the same when the batch is sent again.
+        packer = Packer(self._routes, count, xxhash.xxh3_64_digest(f"{self.name}/{sequence}".encode()))
+        parts = body_parts(table, count, now_us, self._settings.buffer_bytes)
+        stored = [self._store(packer, TableParcel(_no_hurry, body, given), sequence, number)
+                  for number, (body, given, _) in enumerate(parts)]  # fmt: skip
+        if not stored:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        return np.concatenate([p for p, _ in stored]), np.concatenate([o for _, o in stored])
+
+    def _store(
+        self, packer: Packer, parcel: TableParcel, sequence: int, part: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        shipment = packer.pack([parcel])
+        stamp = Stamp(self.name, sequence * _MAX_PARTS + part)
+        stamps = dict.fromkeys(shipment.batches, stamp)
+        shipment.settle(append_patiently(self._log, shipment.batches, stamps, self._settings, self._clock))
+        return parcel.wait(None)
+
+
+def _no_hurry(_: object) -> None:
+    """Nothing lingers here."""

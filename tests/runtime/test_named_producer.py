@@ -1,0 +1,119 @@
+"""Producers with a name: a batch of unknown fate is sent again by the next process, and it is stored once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import pxrs
+from pxrs.errors import BadName, BadSetting
+
+# Sends batches 0 and 1; is killed in the second, when it is written and durable and nobody has been told.
+CHILD = """
+import os, signal, sys
+import pxrs
+from pxrs.logs.writer import PartitionWriter
+from tests.runtime.test_named_producer import batch
+
+queue = pxrs.open(sys.argv[1])
+producer = queue.named_producer("ingest")
+producer.send_batch(batch(0), sequence=0)
+published = PartitionWriter.publish
+calls = []
+
+def killed(self):
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls.append(1)
+    published(self)
+
+PartitionWriter.publish = killed
+producer.send_batch(batch(1), sequence=1)
+"""
+
+
+def batch(number: int, rows: int = 40) -> pa.Table:
+    numbers = range(number * rows, (number + 1) * rows)
+    keys = [None if row % 4 == 0 else b"k%d" % (row % 9) for row in numbers]
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": [b"v%d" % row for row in numbers]})
+
+
+def stored(queue: pxrs.Queue) -> list[bytes]:
+    return sorted(message.value for p, end in queue.ends().items() for message in queue.read(p, 0, end))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    pxrs.open(f"file:{tmp_path}/orders", partitions=4).close()
+    return f"file:{tmp_path}/orders"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("reached", range(5))
+def test_b62_what_was_written_and_never_acknowledged_is_sent_again_and_stored_once(place: str, reached: int) -> None:
+    """Killed before the first, second, ... of four partitions is published, and not at all."""
+    done = subprocess.run([sys.executable, "-c", CHILD, place, str(reached)], check=False, timeout=60)
+    assert done.returncode == (-signal.SIGKILL if reached < 4 else 0)
+    with pxrs.open(place) as queue:
+        producer = queue.named_producer("ingest")
+        first = [producer.send_batch(batch(number), sequence=number) for number in range(3)]
+        expected = sorted(value for number in range(3) for value in batch(number)["value"].to_pylist())
+        assert stored(queue) == expected
+        again = [producer.send_batch(batch(number), sequence=number) for number in range(3)]
+        assert stored(queue) == expected
+    for (partitions, offsets), (same_partitions, same_offsets) in zip(first, again, strict=True):
+        assert partitions.tolist() == same_partitions.tolist() and offsets.tolist() == same_offsets.tolist()
+
+
+def test_answers_say_where_each_row_is(place: str) -> None:
+    with pxrs.open(place) as queue:
+        partitions, offsets = queue.named_producer("ingest").send_batch(batch(0), sequence=7)
+        for row, (partition, offset) in enumerate(zip(partitions.tolist(), offsets.tolist(), strict=True)):
+            [message] = queue.read(partition, offset, 1)
+            assert message.value == b"v%d" % row
+
+
+def test_ids_are_the_same_when_a_batch_is_sent_again(place: str, tmp_path: Path) -> None:
+    ids = []
+    for url in (place, f"file:{tmp_path}/other"):
+        with pxrs.open(url, partitions=4) as queue:
+            queue.named_producer("ingest").send_batch(batch(3), sequence=3)
+            ids.append({m.id: m.value for p, end in queue.ends().items() for m in queue.read(p, 0, end)})
+    assert ids[0] == ids[1] and len(ids[0]) == 40
+
+
+def test_other_names_and_other_numbers_are_other_batches(place: str) -> None:
+    with pxrs.open(place) as queue:
+        for name, sequence in (("a", 0), ("b", 0), ("a", 1)):
+            queue.named_producer(name).send_batch(batch(0), sequence=sequence)
+        assert len(stored(queue)) == 120
+
+
+def test_a_batch_in_several_parts_is_known_again(tmp_path: Path) -> None:
+    settings = pxrs.Settings(buffer_bytes=2_000, batch_bytes=1_000)
+    with pxrs.open(f"file:{tmp_path}/orders", partitions=2, settings=settings) as queue:
+        for _ in range(2):
+            queue.named_producer("ingest").send_batch(batch(0), sequence=0)
+        assert stored(queue) == sorted(batch(0)["value"].to_pylist())
+
+
+def test_an_empty_batch_stores_nothing(place: str) -> None:
+    with pxrs.open(place) as queue:
+        partitions, offsets = queue.named_producer("ingest").send_batch(batch(0).slice(0, 0), sequence=0)
+        assert len(partitions) == len(offsets) == 0 and stored(queue) == []
+
+
+@pytest.mark.parametrize("sequence", [-1, 1.5, None, True, 1 << 40])
+def test_a_wrong_number_is_refused(place: str, sequence: object) -> None:
+    with pxrs.open(place) as queue, pytest.raises(BadSetting, match="sequence = "):
+        queue.named_producer("ingest").send_batch(batch(0), sequence=sequence)  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_wrong_name_is_refused(place: str) -> None:
+    with pxrs.open(place) as queue, pytest.raises(BadName, match="producer"):
+        queue.named_producer("../x")
