@@ -26,7 +26,7 @@ NOT_OURS = {".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pyc
 
 FUNCTION_LINES = 50
 MODULE_LINES = 400
-PORT_METHODS = {Store: 8, Log: 10}
+PORT_METHODS: dict[type, int] = {Store: 8, Log: 10}
 PLAIN_LINES = 4
 """A method of so few lines may let its name speak for it."""
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pxrs.logs import indexfile
+from pxrs.logs import indexfile, walk
 from pxrs.logs.base import Stamp
 from pxrs.logs.files import FileLog
 from pxrs.logs.index import BatchIndex
-from pxrs.logs.segment import Header
+from pxrs.logs.segment import Header, read_header
 
 from .conftest import OpenFile
 from .helpers import entries, numbered, read_all
@@ -173,11 +172,13 @@ def test_what_is_saved_is_loaded_block_by_block(tmp_path: Path) -> None:
 def test_opening_a_long_segment_reads_its_index_and_not_its_headers(
     open_file: OpenFile, segments: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pxrs.logs import walk
+    read: list[Header] = []
 
-    read: list[int] = []
-    real: Callable[[bytes], Header] = walk.read_header
-    monkeypatch.setattr(walk, "read_header", lambda data: read.append(1) or real(data))
+    def noted(data: bytes) -> Header:
+        read.append(read_header(data))
+        return read[-1]
+
+    monkeypatch.setattr(walk, "read_header", noted)
     assert open_file().bounds(0) == (0, 4 * BATCHES)
     with_index = len(read)
     for path in segments:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pxrs.errors import Damaged, NewerFormat
+from pxrs.logs.files import FileLog
 from pxrs.logs.manifest import NAME, NOTHING, Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
 
 from .conftest import OpenFile
@@ -17,6 +19,13 @@ from .test_damage import put
 
 FILES = tuple(Sealed(f"{n:020d}.parquet", n, n + 2, 5 * n, 5 * n + 4, 100 + n, "0123456789abcdef") for n in (4, 6))
 MANIFEST = Manifest(Summary(4, 8), FILES)
+ATTEMPTS: tuple[Callable[[FileLog], object], ...] = (
+    lambda log: log.bounds(0),
+    lambda log: log.read(0, 0),
+    lambda log: log.seal(0),
+    lambda log: log.trim(0, 4),
+    lambda log: log.append({0: entries([b"x"])}),
+)
 
 
 def test_what_is_written_is_read_and_the_first_line_is_enough_for_most(tmp_path: Path) -> None:
@@ -36,7 +45,7 @@ def test_b34_every_flipped_bit_is_named_or_changes_nothing(tmp_path: Path) -> No
     write_manifest(str(tmp_path), MANIFEST)
     path = tmp_path / NAME
     good, first = path.read_bytes(), len(path.read_bytes().splitlines()[0])
-    harmless = 0
+    named = harmless = 0
     for bit in range(8 * len(good)):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
@@ -44,12 +53,13 @@ def test_b34_every_flipped_bit_is_named_or_changes_nothing(tmp_path: Path) -> No
         try:
             found = read_manifest(str(tmp_path))
         except Damaged as error:
-            assert str(path) in str(error)
+            named += str(path) in str(error)
         else:
             assert found == MANIFEST, bit
             harmless += 1
         if bit // 8 > first:
             assert read_summary(str(tmp_path)) == MANIFEST.summary
+    assert named + harmless == 8 * len(good)
     assert harmless < 80, "a blank or the end of the first line, at most"
 
 
@@ -84,12 +94,7 @@ def test_b34_a_partition_with_a_damaged_manifest_is_refused_and_nothing_in_it_is
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"sealed_end": 6', b'"sealed_end": 4'))
     before = sorted(os.listdir(path.parent))
-    for attempt in (
-        lambda one: one.bounds(0),
-        lambda one: one.seal(0),
-        lambda one: one.trim(0, 4),
-        lambda one: one.append({0: entries([b"x"])}),
-    ):
+    for attempt in ATTEMPTS:
         with pytest.raises(Damaged, match=r"manifest\.json is damaged.*pxrs log repair"):
             attempt(open_file(delete_delay_ms=0))
     with pytest.raises(Damaged, match=r"manifest\.json is damaged"):
@@ -116,7 +121,7 @@ def test_b34_a_manifest_that_is_lost_or_old_costs_no_sealed_file(open_file: Open
     if how == "old":
         path.write_bytes(older)
     before = sorted(os.listdir(path.parent))
-    for attempt in (lambda one: one.read(0, 0), lambda one: one.seal(0), lambda one: one.append({0: entries([b"x"])})):
+    for attempt in ATTEMPTS:
         with pytest.raises(Damaged, match=r"manifest\.json is missing or older .*pxrs log repair"):
             attempt(open_file(delete_delay_ms=0))
     for _ in range(2):

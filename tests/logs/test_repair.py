@@ -351,10 +351,10 @@ def test_a_partition_that_is_sealed_while_it_is_looked_at_is_looked_at_again(
 ) -> None:
     """Between the manifest and the list of files another process seals: that is no lost manifest."""
     shelf = Shelf(open_file, queue, sealed=0, segments=6)
-    sound, sealing = inspection.read_manifest, [shelf.open()]
+    sealing = [shelf.open()]
 
     def read(directory: str) -> Manifest:
-        manifest = sound(directory)
+        manifest = read_manifest(directory)
         for log in sealing[:]:
             sealing.remove(log)
             assert len(log.seal(0)) == 4

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count, pairwise
-from multiprocessing.synchronize import Event
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import psutil
@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pxrs.errors import BeyondEnd, Damaged, Expired, Unavailable
-from pxrs.logs import history, partition, sealing
-from pxrs.logs.base import SCHEMA, Stamp, Wish
+from pxrs.logs import history, partition, sealing, segmentfile
+from pxrs.logs.base import SCHEMA, Chunk, Piece, Stamp, Wish
 from pxrs.logs.files import FileLog
 from pxrs.logs.pieces import read_range
 from pxrs.settings import Settings
@@ -140,7 +140,7 @@ def test_files_of_trimmed_messages_stay_for_the_delay(open_file: OpenFile, queue
 
 def once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, first: Callable[[], object]) -> None:
     """Something happens just before a function is called for the first time."""
-    real, done = getattr(owner, name), []
+    real, done = getattr(owner, name), list[bool]()
 
     def called(*args: object, **more: object) -> object:
         if not done:
@@ -171,7 +171,9 @@ def test_a_manifest_replaced_while_a_reader_looks_shows_nothing_twice(
     log.seal(0)
     write_segments(open_file, 3, log, 4)
     monkeypatch.setattr(sealing, "_delete_segment", lambda *_: None)  # the sealer has not come to that yet
-    for ask in (lambda one: one.pieces(0, 0, 14), lambda one: one.chunks(0)):
+    asks: tuple[Callable[[FileLog], Sequence[Piece | Chunk]], ...]
+    asks = (lambda one: one.pieces(0, 0, 14), lambda one: one.chunks(0))
+    for ask in asks:
         reader = open_file()
         write_segments(open_file, 1, log, log.bounds(0)[1] // 2)
         reader.bounds(0)
@@ -216,7 +218,7 @@ def test_a_writer_that_was_idle_goes_on_when_its_last_segment_is_sealed_under_it
     idle = write_segments(open_file, 1)
     busy = write_segments(open_file, 5, open_file(**SMALL), 1)
     once(monkeypatch, partition, "read_mark", lambda: busy.seal(0))
-    once(monkeypatch, partition.Segment, "refresh", lambda: busy.seal(0))
+    once(monkeypatch, segmentfile.Segment, "refresh", lambda: busy.seal(0))
     assert idle.append({0: entries([b"idle"])}) == {0: 12}
 
 
@@ -283,23 +285,28 @@ def test_a_trim_that_waits_for_a_stopped_sealer_gives_up_with_its_name(
     assert log.trim(0, 4) == 4, "the kernel has freed the lock"
 
 
-def append_all(queue: str, batches: int, done: Event) -> None:
-    log = FileLog.open(f"file:{queue}", Wish(), Settings(segment_bytes=1, durability="flush"), create=False)
-    for number in range(batches):
+ROUNDS = 12
+
+
+def append_until_enough(queue: str, start: Barrier, enough: Event, done: Event) -> None:
+    """Batches of three, some ten to a segment, until enough of them was sealed and trimmed."""
+    log = FileLog.open(f"file:{queue}", Wish(), Settings(segment_bytes=15_000, durability="flush"), create=False)
+    start.wait(60)
+    for number in count():
         log.append({0: entries(numbered(3, 3 * number), time_us=number)}, {0: Stamp("p", number)})
+        if enough.is_set():
+            break
     done.set()
 
 
-def seal_and_trim(queue: str, delay_ms: int, done: Event) -> None:
-    """Until everything is written; then once more."""
+def seal_and_trim(queue: str, delay_ms: int, start: Barrier, enough: Event) -> None:
     log = FileLog.open(f"file:{queue}", Wish(), Settings(delete_delay_ms=delay_ms), create=False)
-    for number in count():
-        last = done.is_set()
-        log.seal(0)
-        if number % 3 == 2:
-            log.trim(0, max(0, log.bounds(0)[1] - 90))
-        if last:
-            return
+    start.wait(60)
+    rounds = 0
+    while rounds < ROUNDS:
+        rounds += bool(log.seal(0))
+        log.trim(0, max(0, log.bounds(0)[1] - 200))
+    enough.set()
 
 
 def read_once(log: FileLog, offset: int, planned: bool) -> int:
@@ -310,7 +317,7 @@ def read_once(log: FileLog, offset: int, planned: bool) -> int:
             batches = read_range(log.pieces(0, offset, end), offset, end) if planned else [log.read(0, offset)]
             for batch in batches:
                 assert batch is not None
-                assert pairs(batch) == list(zip(range(offset, offset + batch.num_rows), numbered(batch.num_rows, offset), strict=True))
+                assert pairs(batch) == list(enumerate(numbered(batch.num_rows, offset), offset))
                 offset, seen = offset + batch.num_rows, seen + batch.num_rows
         except Expired as gap:
             found = re.search(r"offsets (\d+) to (\d+) are no longer stored; the log starts at (\d+)", str(gap))
@@ -319,10 +326,11 @@ def read_once(log: FileLog, offset: int, planned: bool) -> int:
     return seen
 
 
-def read_all_the_time(queue: str, fresh: bool, planned: bool, done: Event) -> None:
+def read_all_the_time(queue: str, fresh: bool, planned: bool, start: Barrier, done: Event) -> None:
     """From the start to the end again and again, with one object or a new one each time."""
     last, total = False, 0
     log = FileLog.open(f"file:{queue}", Wish(), Settings(), create=False)
+    start.wait(60)
     while not last:
         last = done.is_set()
         if fresh:
@@ -341,28 +349,33 @@ def test_b38_b39_readers_see_every_message_once_while_others_append_seal_and_tri
 ) -> None:
     """What was planned is read from files, which stay for the delay; without one only ``read`` is asked."""
     open_file()
-    batches, spawn = 200, multiprocessing.get_context("spawn")
-    done = spawn.Event()
-    writer = spawn.Process(target=append_all, args=(str(queue), batches, done))
-    others = [
-        spawn.Process(target=seal_and_trim, args=(str(queue), delay_ms, done)),
+    spawn = multiprocessing.get_context("spawn")
+    start, enough, done = spawn.Barrier(4), spawn.Event(), spawn.Event()
+    processes = [
+        spawn.Process(target=append_until_enough, args=(str(queue), start, enough, done)),
+        spawn.Process(target=seal_and_trim, args=(str(queue), delay_ms, start, enough)),
         *(
-            spawn.Process(target=read_all_the_time, args=(str(queue), fresh, delay_ms > 0, done))
+            spawn.Process(target=read_all_the_time, args=(str(queue), fresh, delay_ms > 0, start, done))
             for fresh in (False, True)
         ),
     ]
-    for process in (*others, writer):
-        process.start()
-    for process in (writer, *others):
-        process.join(240)
-        assert process.exitcode == 0
+    try:
+        for process in processes:
+            process.start()
+        for process in reversed(processes):
+            process.join(120)
+            assert process.exitcode == 0
+    finally:
+        for process in processes:
+            process.kill()
     log = open_file(delete_delay_ms=0)
-    start, end = log.bounds(0)
-    assert end == 3 * batches and 0 < start < end
-    assert read_all(log, 0, start) == list(enumerate(numbered(end)))[start:]
+    first, end = log.bounds(0)
+    assert 0 < first < end
+    assert read_all(log, 0, first) == list(enumerate(numbered(end)))[first:]
     assert {chunk.kind for chunk in log.chunks(0)} == {"parquet", "arrow"}
 
 
+@pytest.mark.slow
 def test_reading_copies_nothing_of_a_quarter_of_a_gigabyte(open_file: OpenFile) -> None:
     """The issue names 1 GB: the same loop four times as long, which a test need not write to a disk each time."""
     log = open_file(durability="flush", segment_bytes=32_000_000)

@@ -81,9 +81,7 @@ def accounted_for(found: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_sealing_killed_at_every_call_leaves_the_same_messages_and_no_orphan(
-    children: Zygote, tmp_path: Path
-) -> None:
+def test_sealing_killed_at_every_call_leaves_the_same_messages_and_no_orphan(children: Zygote, tmp_path: Path) -> None:
     queue, seen = tmp_path / "orders", 0
     rows = written(queue, 4)
     for kill in kills(children, queue, "seal"):
@@ -153,9 +151,30 @@ def test_b28_b36_b62_appending_killed_at_every_call_loses_nothing_and_doubles_no
         assert whole in (0, 2), f"{kill}: acknowledged are {told}, stored is {found['bounds']}"
         assert [row["value"] for row in found["rows"]] == numbered(found["given"])[: len(found["rows"])], kill
         doubts += whole == 2
-        left = batches - len(told)
-        assert children.run("append", queue=str(copy), report=str(kill.report), first=2 + len(told), count=left, **SMALL) == 0
+        left = {"first": 2 + len(told), "count": batches - len(told)}
+        assert children.run("append", queue=str(copy), report=str(kill.report), **left, **SMALL) == 0
         assert len(kill.told()) == batches
         assert [row["value"] for row in children.look(copy)["rows"]] == numbered(4 + 2 * batches), f"{kill}: each once"
         shutil.rmtree(copy)
     assert doubts > 5, "some were killed after the write and before the acknowledgement"
+
+
+@pytest.mark.parametrize(("rolls", "stored_again"), [(0, False), (1, False), (2, True)])
+def test_b62_a_retry_after_a_kill_is_recognised_also_when_others_have_opened_a_new_segment(
+    children: Zygote, tmp_path: Path, rolls: int, stored_again: bool
+) -> None:
+    """The window is the active segment and the one before it. Outside of it the batch is stored again, visibly."""
+    queue, report = tmp_path / "orders", tmp_path / "report"
+    written(queue, 2)
+    inject = ["-e", "inject=pwrite64:signal=KILL:when=1"]  # the mark: all is on the disk, nothing was acknowledged
+    resend = {"queue": str(queue), "report": str(report), "first": 2, "count": 1, **SMALL}
+    assert children.traced(inject, "append", **resend).code == KILLED
+    assert not report.exists()
+    other = opened(str(queue), segment_bytes=1)
+    for number in range(rolls):
+        assert other.append({0: entries([b"other"])}) == {0: 6 + number}
+    assert children.run("append", **resend) == 0
+    assert report.read_text() == f"2 given {6 + rolls if stored_again else 4}\n"
+    stored = [row["value"] for row in children.look(queue)["rows"]]
+    again = numbered(2, 4) if stored_again else []
+    assert stored == [*numbered(6), *[b"other"] * rolls, *again]

@@ -43,7 +43,7 @@ def test_a_driver_of_another_package_is_found_by_its_scheme() -> None:
 
 
 def test_an_unknown_scheme_lists_the_known_ones() -> None:
-    with pytest.raises(BadUrl, match=r"'ftp'.*file, memory, theirs"):
+    with pytest.raises(BadUrl, match=r"'ftp'.*file, memory, nats, theirs"):
         find_driver("pxrs.logs", "ftp:x")
     for text in ("orders", ":x", ""):
         with pytest.raises(BadUrl, match="no URL"):

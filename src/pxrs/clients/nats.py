@@ -32,8 +32,8 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Hear = Callable[[str, bytes], None]
-"""What is done with a message on a subject: gets the subject and the bytes. Called in the loop's thread."""
+Hear = Callable[[str], None]
+"""What is done when there was a message on a subject. Called in the loop's thread."""
 
 OLDEST_SERVER = (2, 12)
 """Batches of direct gets came with 2.11, atomic batches of publishes with 2.12."""
@@ -323,7 +323,7 @@ class Client:
         live = await self._connection().ready()
 
         async def heard(message: Msg) -> None:
-            _safely(lambda: hear(message.subject, message.data))
+            _safely(lambda: hear(message.subject))
 
         subscription = await live.subscribe(subject, cb=heard)
         await self._connection().answer(live.flush(int(ANSWER_SECONDS)))  # now the server knows of it

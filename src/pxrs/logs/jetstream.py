@@ -66,7 +66,7 @@ class JetStreamLog(Log):
         self._lock = threading.Lock()
         self._readers: dict[int, PartitionReader] = {}
         self._writers: dict[int, PartitionWriter] = {}
-        self._bell = Bell(self._stream, self._hint)
+        self._bell = Bell(self._stream)
         self._limit = 0
 
     @classmethod
@@ -146,9 +146,9 @@ class JetStreamLog(Log):
         if not batch.num_rows:
             return (await self._reader(number).bounds())[1]
         base, tail = await self._writer(number).append(batch, parts, stamp, _APPEND_SECONDS)
-        self._reader(number).saw(*tail)
+        self._reader(number).saw(tail.sequence)
         with suppress(PxrsError):  # a hint: who misses it looks again by and by
-            await self._bell.ring(number, tail.end)
+            await self._bell.ring(number)
         return base
 
     # --- reading
@@ -191,11 +191,6 @@ class JetStreamLog(Log):
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
         self._check(partition)
         return self._bell.subscribe(partition, notify, _SECONDS)
-
-    def _hint(self, partition: int, end: int) -> None:
-        reader = self._readers.get(partition)
-        if reader is not None:
-            reader.heard = max(reader.heard, end)
 
     # --- the rest
 

@@ -17,22 +17,18 @@ from pxrs.logs.jetstream_stream import Stream
 
 logger = logging.getLogger(__name__)
 
-Told = Callable[[int, int], None]
-"""Gets the partition, and the end that it has at least."""
-
 
 class Bell:
     """One subscription on the server for all partitions of a log, made when the first reader wants to be told."""
 
-    def __init__(self, stream: Stream, told: Told) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._told = told
         self._lock = threading.Lock()
         self._listeners: dict[int, dict[object, Callable[[], None]]] = {}
         self._stops: tuple[Callable[[], Coroutine[Any, Any, None]], Callable[[], None]] | None = None
 
-    async def ring(self, partition: int, end: int) -> None:
-        await self._stream.client.publish(bell_of(self._stream.name, partition), b"%d" % end)
+    async def ring(self, partition: int) -> None:
+        await self._stream.client.publish(bell_of(self._stream.name, partition), b"")
 
     def subscribe(self, partition: int, notify: Callable[[], None], seconds: float) -> Callable[[], None]:
         token = object()
@@ -48,11 +44,8 @@ class Bell:
 
         return cancel
 
-    def _hear(self, subject: str, data: bytes) -> None:
-        partition = int(subject.rpartition(".")[2])
-        if data.isdigit():
-            self._told(partition, int(data))
-        self._notify(partition)
+    def _hear(self, subject: str) -> None:
+        self._notify(int(subject.rpartition(".")[2]))
 
     def _hear_all(self) -> None:
         for partition in list(self._listeners):

@@ -71,9 +71,7 @@ class PartitionReader:
         self._outlines: list[Outline] = []
         self._looked = 0.0
         self._bounds: tuple[State, tuple[int, int]] | None = None  # as they were in this state of the stream
-        self.heard = 0
-        """The end of the partition that somebody told us of."""
-        self._seen = (0, 0)  # the newest message seen: its sequence, and the offset after it
+        self._seen = 0  # the newest message seen, by its sequence
 
     # --- reading, in the caller's thread
 
@@ -143,7 +141,7 @@ class PartitionReader:
         if sequence is None:
             sequence = await self.find(offset)
         found, more = await self._stream.run(self._number, sequence, RUN_MESSAGES, self._run_bytes)
-        if not found and offset < max(self._seen[1], self.heard):  # another replica that is behind has answered
+        if not found and self._stream.replicas > 1:  # a replica that is behind may have answered
             late = await self._stream.next(self._number, sequence, sure=True)
             found = [] if late is None else [late]
         batches = await self._fitting(offset, found)
@@ -179,7 +177,7 @@ class PartitionReader:
             self._remember(stored.base, stored.sequence)
             self._remember(stored.end, stored.sequence + 1)
         if found:
-            self.saw(found[-1].sequence, found[-1].end)
+            self.saw(found[-1].sequence)
 
     def _remember(self, offset: int, sequence: int) -> None:
         self._places[offset] = sequence
@@ -187,9 +185,9 @@ class PartitionReader:
         if len(self._places) > _REMEMBERED:
             self._places.popitem(last=False)
 
-    def saw(self, sequence: int, end: int) -> None:
-        """There is a message with this sequence, and the partition reaches to this offset."""
-        self._seen = max(self._seen, (sequence, end))
+    def saw(self, sequence: int) -> None:
+        """There is a message with this sequence: the stream must never end before it."""
+        self._seen = max(self._seen, sequence)
 
     async def _look(self) -> None:
         """Now and then, at the end: is the stream still the one it was? Else we would wait for ever."""
@@ -200,7 +198,7 @@ class PartitionReader:
         await self._state()
 
     async def _state(self) -> State:
-        return await state_of(self._stream, self._queue_id, self._seen[0])
+        return await state_of(self._stream, self._queue_id, self._seen)
 
     # --- where things are
 
@@ -217,7 +215,7 @@ class PartitionReader:
         )
         if last is None:
             return 0, 0
-        self.saw(last.sequence, last.end)
+        self.saw(last.sequence)
         return (0, last.end) if first is None else (first.base, max(first.end, last.end))
 
     async def find(self, offset: int) -> int:

@@ -12,7 +12,6 @@ from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from pxrs.errors import Damaged
@@ -30,6 +29,8 @@ def sealed_name(base: int) -> str:
 
 def write_sealed(batches: Iterable[pa.RecordBatch], path: str, compression: str) -> tuple[int, int]:
     """Write and sync a Parquet file of these batches; returns the least and the greatest of their times."""
+    import pyarrow.parquet as pq  # brings pandas along, and most processes seal and read nothing sealed
+
     first_us, last_us = 2**63 - 1, -(2**63)
     with open(path, "wb") as file:
         with pq.ParquetWriter(file, SCHEMA, compression=compression, write_page_checksum=True) as writer:
@@ -83,6 +84,8 @@ class SealedFile:
     """A sealed file that is open for reading, row group by row group."""
 
     def __init__(self, path: str, start: int) -> None:
+        import pyarrow.parquet as pq
+
         self.path = path
         self.start = start
         try:

@@ -190,8 +190,8 @@ def _refuse_unlisted(directory: str, names: set[str], summary: Summary) -> None:
         found = _FILE.fullmatch(name)
         if found and found[2] == "parquet" and int(found[1]) >= summary.sealed_end and f"{found[1]}.arrow" not in names:
             raise Damaged(
-                f"{os.path.join(directory, NAME)} is missing or older than the files beside it: it does not list {name}, "
-                "whose segment is gone; pxrs log repair rebuilds it"
+                f"{os.path.join(directory, NAME)} is missing or older than the files beside it: it does not list "
+                f"{name}, whose segment is gone; pxrs log repair rebuilds it"
             )
 
 

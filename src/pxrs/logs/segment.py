@@ -29,6 +29,8 @@ _SPARE = 1_024  # what the custom metadata adds to Arrow's own estimate of a mes
 _CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
 _BLANK = b"0" * 16
 _U16, _I32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
+_PAIR = struct.Struct("<HHHH")  # how the table of one key and its value is laid out
+_MOST_VALUES = 64
 _BODY_LENGTH, _CUSTOM_METADATA = 3, 4  # field numbers in Arrow's Message table
 
 
@@ -54,8 +56,7 @@ class Header(NamedTuple):
 
 def encode(batch: pa.RecordBatch, stamp: Stamp | None, compression: str = "none") -> tuple[memoryview, Header]:
     """The bytes of one batch (``SCHEMA``), ready to be appended to a segment, and what their header says."""
-    at = times(batch)
-    base, first, last = batch.column(0)[0].as_py(), int(at.min()), int(at.max())
+    base, first, last = _extent(batch)
     metadata = _describe(base, batch.num_rows, first, last, stamp)
     spare = _SPARE + sum(len(value) for value in metadata.values())
     room = pa.allocate_buffer(len(SCHEMA_MESSAGE) + pa.ipc.get_record_batch_size(batch) + spare)
@@ -65,6 +66,14 @@ def encode(batch: pa.RecordBatch, stamp: Stamp | None, compression: str = "none"
     writer.write_batch(batch, custom_metadata=metadata)
     message = memoryview(room).cast("B")[len(SCHEMA_MESSAGE) : sink.tell()]
     return message, Header(base, batch.num_rows, _seal(message), len(message), first, last, stamp)
+
+
+def _extent(batch: pa.RecordBatch) -> tuple[int, int, int]:
+    """The first offset, the earliest time and the latest."""
+    at, base = times(batch), batch.column(0)[0].as_py()
+    if len(at) == 1:
+        return base, int(at[0]), int(at[0])
+    return base, int(at.min()), int(at.max())
 
 
 def _describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | None) -> dict[str, str]:
@@ -194,22 +203,20 @@ def _body_length(data: bytes) -> int:
 
 
 def _custom_metadata(data: bytes) -> dict[bytes, tuple[int, int]]:
-    """Where each value of the custom metadata stands: (position, length)."""
-    vector = _follow(data, _field(data, _root(data), _CUSTOM_METADATA))
+    """Where each value of the custom metadata stands: (position, length). Written for speed: each batch comes here."""
+    words = struct.unpack_from(f"<{len(data) >> 2}i", data)
+    vector = _follow(data, _field(data, _root(data), _CUSTOM_METADATA)) >> 2
     found = {}
-    for slot in range(min(_I32.unpack_from(data, vector)[0], 64)):
-        pair = _follow(data, vector + 4 + 4 * slot)
-        key, length = _string(data, _field(data, pair, 0))
-        found[data[key : key + length]] = _string(data, _field(data, pair, 1))
+    for slot in range(vector + 1, vector + 1 + min(words[vector], _MOST_VALUES)):
+        pair = 4 * slot + words[slot]
+        _, _, key, value = _PAIR.unpack_from(data, pair - words[pair >> 2])
+        key, value = pair + key, pair + value
+        key, value = key + words[key >> 2], value + words[value >> 2]
+        length = words[value >> 2]
+        if length < 0 or value + 4 + length > len(data):
+            raise IndexError("a text ends outside the header")
+        found[data[key + 4 : key + 4 + words[key >> 2]]] = value + 4, length
     return found
-
-
-def _string(data: bytes, at: int) -> tuple[int, int]:
-    start = _follow(data, at)
-    length = int(_I32.unpack_from(data, start)[0])
-    if length < 0 or start + 4 + length > len(data):
-        raise IndexError("a text ends outside the header")
-    return start + 4, length
 
 
 # --- whole batches

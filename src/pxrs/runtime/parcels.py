@@ -22,16 +22,23 @@ Hurry = Callable[["Parcel"], None]
 _BODY_FIELDS = [ENTRY_SCHEMA.field(name) for name in ("timestamp", "key", "value", "headers", "tenant")]
 BODY_SCHEMA: pa.Schema = pa.schema(_BODY_FIELDS)
 """An entry without its id, which is given when the parcel is packed."""
+_ID = pa.binary(16)
 
 
 def nulls(rows: int, kind: pa.DataType) -> pa.Array:
-    """A column of nulls, of text or of a list. Arrow's own has values behind its nulls, which would all be stored."""
+    """A column of nulls: text, bytes, headers. Arrow's own has values behind its nulls, which would all be stored."""
     zeros = pa.py_buffer(bytes(4 * (rows + 1)))
     if pa.types.is_list(kind):
-        return pa.Array.from_buffers(kind, rows, [zeros, zeros], rows, children=[pa.array([], kind.value_type)])
-    return pa.Array.from_buffers(kind, rows, [zeros, zeros, pa.py_buffer(b"")], rows)
+        return pa.Array.from_buffers(kind, rows, [zeros, zeros], rows, children=[_NO_HEADERS])
+    return pa.Array.from_buffers(kind, rows, [zeros, zeros, _NO_TEXT], rows)
 
 
+_NO_HEADERS = pa.nulls(0, HEADERS.value_type)  # pa.array would load pandas here
+_NO_TEXT = pa.py_buffer(b"")
+
+
+FEW = 512
+"""So many messages cost less one by one than the setting up of arrays."""
 ROW_BYTES = 48
 """What a message takes beside its key and value: offset, time, id, and the arrays' own offsets."""
 
@@ -156,7 +163,7 @@ class SentParcel(Parcel):
     def body(self) -> pa.RecordBatch:
         rows = len(self.values)
         columns = [
-            pa.array(self._times(), TIMESTAMP),
+            pa.Array.from_buffers(TIMESTAMP, rows, [None, pa.py_buffer(self._times())]),
             pa.array(self.keys, pa.binary()),
             pa.array(self.values, pa.binary()),
             self._extra("headers", rows, HEADERS),
@@ -165,12 +172,16 @@ class SentParcel(Parcel):
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
 
     def _times(self) -> NDArray[np.int64]:
-        times = np.rint(np.array(self._clock_times) * 1e6).astype(np.int64)
-        found = np.repeat(times, np.diff([*self._clock_rows, len(self.values)]))
+        rows, times = len(self.values), [round(time * 1e6) for time in self._clock_times]
+        found = np.full(rows, times[0]) if len(times) == 1 else np.repeat(times, np.diff([*self._clock_rows, rows]))
         for row, extras in self.extras.items():
             if extras.time_us is not None:
                 found[row] = extras.time_us
         return found
+
+    def route(self, routes: Routes, body: pa.RecordBatch) -> NDArray[np.int32]:
+        # Few keys are routed faster as they are; many as an array.
+        return routes.partitions_of(self.keys) if len(self.keys) < FEW else super().route(routes, body)
 
     def _extra(self, field: str, rows: int, kind: pa.DataType) -> pa.Array:
         if not self.extras:
@@ -230,7 +241,8 @@ class Packer:
 
     def pack(self, parcels: Sequence[Parcel]) -> Shipment:
         bodies = [parcel.body() for parcel in parcels]
-        partitions = np.concatenate([self._route(*each) for each in zip(parcels, bodies, strict=True)])
+        routed = [self._route(*each) for each in zip(parcels, bodies, strict=True)]
+        partitions = routed[0] if len(routed) == 1 else np.concatenate(routed)
         batch = self._with_ids(_joined(bodies))
         order = _stable_order(partitions, self._partitions)
         batches = _split(batch, partitions, order)
@@ -240,27 +252,35 @@ class Packer:
 
     def _route(self, parcel: Parcel, body: pa.RecordBatch) -> NDArray[np.int32]:
         found = parcel.route(self._routes, body)
-        keyless = np.flatnonzero(found < 0)
-        if len(keyless):
+        if found.min() < 0:
+            keyless = np.flatnonzero(found < 0)
             found = found.copy()
             found[keyless] = round_robin(self._turn, len(keyless), self._partitions)
             self._turn = (self._turn + len(keyless)) % self._partitions
         return found
 
     def _with_ids(self, body: pa.RecordBatch) -> pa.RecordBatch:
-        rows = body.num_rows
-        ids = np.empty((rows, 2), ">u8")
-        ids[:, 0] = int.from_bytes(self._producer, "big")
-        ids[:, 1] = np.arange(self._sent, self._sent + rows)
+        rows, first = body.num_rows, self._sent
         self._sent += rows
-        column = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(ids)])
-        columns = [column if name == "id" else body.column(name) for name in ENTRY_SCHEMA.names]
-        return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
+        ids = pa.py_buffer(_ids(self._producer, first, rows))
+        column = pa.FixedSizeBinaryArray.from_buffers(_ID, rows, [None, ids])
+        timestamp, key, value, headers, tenant = body.columns
+        return pa.RecordBatch.from_arrays([timestamp, key, value, headers, column, tenant], schema=ENTRY_SCHEMA)
 
     def _stamp(self, partition: int) -> Stamp:
         sequence = self._sequences.get(partition, 0)
         self._sequences[partition] = sequence + 1
         return Stamp(self._producer.hex(), sequence)
+
+
+def _ids(producer: bytes, first: int, rows: int) -> bytes | NDArray[np.uint64]:
+    """The producer and the number of each message, as bytes one after the other."""
+    if rows < FEW:
+        return b"".join([producer + number.to_bytes(8, "big") for number in range(first, first + rows)])
+    ids = np.empty((rows, 2), ">u8")
+    ids[:, 0] = int.from_bytes(producer, "big")
+    ids[:, 1] = np.arange(first, first + rows)
+    return ids
 
 
 def _joined(bodies: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -282,7 +302,11 @@ def _split(
     batch: pa.RecordBatch, partitions: NDArray[np.int32], order: NDArray[np.intp] | None
 ) -> dict[int, pa.RecordBatch]:
     """One slice for each partition that occurs, in rising order of partitions."""
-    numbers, counts = np.unique(partitions, return_counts=True)
+    counts = np.bincount(partitions)
+    numbers = np.flatnonzero(counts)
+    if len(numbers) == 1:
+        return {int(numbers[0]): batch}
+    counts = counts[numbers]
     if order is not None:
         batch = _taken(batch, pa.array(order))
     starts = np.cumsum(counts) - counts

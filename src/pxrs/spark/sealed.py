@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import reduce
+from itertools import groupby
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,6 +18,8 @@ from pxrs.spark.columns import TYPES, schema_of
 from pxrs.spark.plan import Slice
 
 _STORED = from_arrow_schema(schema_of([name for name in TYPES if name in SCHEMA.names]))
+_BY_PARTITION = {"partition", "epoch"}
+_MOST_SCANS = 64
 _VERIFY = "parquet.page.verify-checksum.enabled"
 
 
@@ -49,17 +52,24 @@ def _part(part: Slice, piece: Piece) -> SealedPart:
 def read_sealed(
     spark: SparkSession, topic: str, parts: Sequence[SealedPart], columns: Sequence[str], schema: StructType
 ) -> DataFrame:
-    """A scan over the files that are wanted as they are, and one over those of which a part is: few, and filtered.
+    """One scan over all files; one for each partition if rows must tell theirs. Spark would read the paths of files
+    for that, also where the column is not used in the end: only very many partitions are worth it."""
+    groups: list[Sequence[SealedPart]] = [parts]
+    if not _BY_PARTITION.isdisjoint(columns):
+        apart = [list(group) for _, group in groupby(sorted(parts), key=lambda part: part.partition)]
+        groups = [*apart] if len(apart) <= _MOST_SCANS else groups
+    return united([_read(spark, topic, group, columns) for group in groups]).to(schema)
 
-    Partitions are told apart by the files' paths, and only if somebody asks for them.
-    """
+
+def _read(spark: SparkSession, topic: str, parts: Sequence[SealedPart], columns: Sequence[str]) -> DataFrame:
+    """A scan over the files that are wanted as they are, and one over those of which a part is: few, and filtered."""
     whole, cut = [part for part in parts if part.whole], [part for part in parts if not part.whole]
     frames = [_scan(spark, whole)] if whole else []
     if cut:
         frames.append(_scan(spark, cut).where(reduce(Column.__or__, map(_wanted, cut))))
     constants = _constants(topic, parts)
     selected = [constants.get(name, F.col(name)).alias(name) for name in columns]
-    return united([frame.select(selected) for frame in frames]).to(schema)
+    return united([frame.select(selected) for frame in frames])
 
 
 def _scan(spark: SparkSession, parts: Sequence[SealedPart]) -> DataFrame:

@@ -16,7 +16,7 @@ import greenlet
 import pyarrow as pa
 
 from pxrs.errors import PxrsError, Unavailable
-from pxrs.logs.base import SCHEMA, Log, LogIdentity, Piece, Stamp
+from pxrs.logs.base import SCHEMA, Chunk, Log, LogIdentity, Piece, Stamp
 from pxrs.model import Batch, Grant, Message
 from pxrs.runtime.batching import Assembly, BatchLoop
 from pxrs.runtime.delivery import Context
@@ -102,6 +102,12 @@ class SimulatedLog(Log):
 
     def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
         raise NotImplementedError("there are no files in this log")
+
+    def chunks(self, partition: int) -> Sequence[Chunk]:
+        raise NotImplementedError("nothing is stored in this log")
+
+    def trim(self, partition: int, offset: int) -> int:
+        raise NotImplementedError("nothing is deleted in this log")
 
     def sibling(self, name: str, partitions: int, create: bool) -> Log | None:
         raise NotImplementedError("dead letters are recorded in the history")
