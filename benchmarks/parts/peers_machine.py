@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pxrs.logs import files
+
 _BLOCK = 8 * 2**20
 
 
@@ -41,19 +43,20 @@ def memory_copy(size: int) -> float:
 def counted_syncs() -> Iterator[list[str]]:
     """The syncs of this process while the block runs, by name."""
     seen: list[str] = []
-    originals = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
+    places: list[tuple[Any, str]] = [(os, "fsync"), (os, "fdatasync"), (files, "sync_together")]
+    originals = [(place, name, getattr(place, name)) for place, name in places]
 
-    def counting(name: str) -> Any:
-        def call(fd: int) -> None:
+    def counting(name: str, original: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             seen.append(name)
-            originals[name](fd)
+            return original(*arguments)
 
         return call
 
-    for name in originals:
-        setattr(os, name, counting(name))
+    for place, name, original in originals:
+        setattr(place, name, counting(name, original))
     try:
         yield seen
     finally:
-        for name, function in originals.items():
-            setattr(os, name, function)
+        for place, name, original in originals:
+            setattr(place, name, original)

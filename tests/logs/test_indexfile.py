@@ -124,23 +124,28 @@ def test_b37_an_index_of_an_older_state_is_gone_on_from(open_file: OpenFile, seg
     assert sees_everything(open_file())
 
 
-def test_b37_an_index_ahead_of_its_segment_is_not_believed(open_file: OpenFile, segments: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("lost", [1, 3])
+def test_b37_an_index_ahead_of_its_segment_is_not_believed(
+    open_file: OpenFile, segments: tuple[Path, Path], lost: int
+) -> None:
     """The segment lost its end in a crash of the machine; the index, which is never synced, happened to keep it."""
     segment = segments[1].with_suffix(".arrow")
-    kept = open_file()._partition(0)[0]
-    kept.bounds()
-    assert kept.active is not None
-    position = kept.active.index.positions[5]
+    files = open_file()._partition(0)[0]
+    files.bounds()
+    assert files.active is not None
     with segment.open("r+b") as file:
-        file.truncate(position)
+        file.truncate(files.active.index.positions[BATCHES - lost])
     (segment.parent / "lock").unlink()  # another boot: the mark of the last one says nothing
-    assert len(read_all(open_file(), 0)) == 2 * (BATCHES + 5)
     before, log = read_all(open_file(), 0), open_file(durability="flush")
+    assert len(before) == 2 * (2 * BATCHES - lost)
     for number in range(6):  # of another size than those that are lost: the index must not go on from them
         first = len(before) + number
         assert log.append({0: entries([b"new" * 50 * number])}, {0: Stamp("new", number)}) == {0: first}
         assert read_all(open_file(), 0) == [*before, *((len(before) + n, b"new" * 50 * n) for n in range(number + 1))]
     assert saved_in(segments[1]) > BATCHES
+    last, again = 2 * BATCHES - 1, open_file(durability="flush")
+    given = again.append({0: entries([b"again"])}, {0: Stamp(f"p{last % 2}", last)})
+    assert given == {0: len(before) + 6}, "what is lost is stored when it is sent again"
 
 
 def test_b37_an_index_that_cannot_be_written_stops_no_append(

@@ -266,28 +266,34 @@ def test_b35_a_manifest_that_was_left_unsynced_is_synced_before_anything_is_dele
     assert sorted(seen[1:]) == [f"unlink {0:020d}.arrow", f"unlink {0:020d}.index"]
 
 
-def test_b32_what_is_acknowledged_was_synced_in_every_partition(children: Zygote, tmp_path: Path) -> None:
-    queue, report = create(tmp_path / "orders", partitions=3), tmp_path / "report"
-    calls = children.traced(
-        [], "append", queue=str(queue), report=str(report), first=0, count=4, partitions=3, segment_bytes=3_000
-    ).calls
+@pytest.mark.parametrize(
+    ("partitions", "inject"),
+    [(3, "trace=all"), (40, "trace=all"), (40, "inject=syncfs:error=EIO")],
+    ids=["few files", "many files", "many files, whose common sync fails"],
+)
+def test_b32_what_is_acknowledged_was_synced_in_every_partition(
+    children: Zygote, tmp_path: Path, partitions: int, inject: str
+) -> None:
+    queue, report = create(tmp_path / "orders", partitions), tmp_path / "report"
+    args = {"report": str(report), "first": 0, "count": 4, "partitions": partitions, "segment_bytes": 3_000}
+    calls = children.traced(["-e", inject], "append", queue=str(queue), **args).calls
     unsynced: set[str] = set()
-    acknowledged = 0
-    for call in calls:
+    for call in (call for call in calls if call.result != "-1"):
         path = re.findall(r"<([^>]*)>", call.args)[:1]
         if call.name == "write" and path[0].endswith((".arrow", ".tmp")):
             unsynced.add(path[0])
         elif call.name in ("fsync", "fdatasync"):
             unsynced.discard(path[0])
+        elif call.name == "syncfs":
+            unsynced.clear()
         elif call.name == "rename":
             assert not unsynced & set(re.findall(r'"([^"]*)"', call.args))
         elif call.name == "pwrite64":  # the mark, from which on readers see it
-            assert not [one for one in unsynced if one.startswith(str(Path(path[0]).parent))]
+            assert not [one for one in unsynced if one.startswith(f"{Path(path[0]).parent}/")]
         elif call.name == "writev":
             assert not unsynced
-            acknowledged += 1
-    assert acknowledged == 4 and report.read_text().count("given") == 4
-    assert sum(call.name == "rename" for call in calls) > 3, "segments changed on the way"
+    assert report.read_text().count("given") == sum(call.name == "writev" for call in calls) == 4
+    assert sum(call.name == "rename" for call in calls) > partitions, "segments changed on the way"
 
 
 def test_b32_a_batch_of_a_writer_killed_before_its_sync_is_synced_before_it_is_shown(

@@ -92,6 +92,11 @@ class PartitionWriter:
             f"{self._files.directory}, also after {self._wait_ms} ms (send_timeout_ms); nothing was stored"
         )
 
+    @property
+    def file(self) -> int:
+        """The descriptor of what was written and is not yet durable; -1 if there is none."""
+        return self._fd
+
     def _close_segment(self) -> None:
         if self._fd >= 0:
             close_held(self._fd)
