@@ -48,7 +48,7 @@ def _probe(queue: pxrs.Queue, directory: Path, held: int) -> Rates:
         began = time.perf_counter()
         fill(queue, PROBE_ROWS, chunk)
         appends.append(size / (time.perf_counter() - began))
-        reads.append(size / read_all(str(directory), held // partitions // 2, PROBE_ROWS // partitions))
+        reads.append(size / read_all(str(directory), held // partitions // 2, PROBE_ROWS // partitions, find=False))
     return Rates(statistics.median(appends), statistics.median(reads))
 
 
@@ -68,7 +68,7 @@ def _spread(place: Path, partitions: int) -> Rates:
             took = time.perf_counter() - began
             stored = stored_bytes(place)
             appends.append((stored - before) / 1e6 / took)
-            reads.append(stored / 1e6 / read_all(str(directory)))
+            reads.append(stored / 1e6 / read_all(str(directory), find=False))
     return Rates(statistics.median(appends), statistics.median(reads))
 
 

@@ -13,7 +13,7 @@ from pxrs.testing.stories import Outcome, run_one, totals
 
 HISTORIES = 300
 """In each of two tests, so that two cores share them."""
-MOST = 150
+MOST = 400
 
 
 def run(first: int, count: int) -> list[Outcome]:

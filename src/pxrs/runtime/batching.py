@@ -41,6 +41,9 @@ logger = logging.getLogger("pxrs.pipeline")
 FIRST_ROWS = 100_000
 """The first batch: large enough to be worth a Spark job, small enough for slow functions."""
 
+_GATHER_SECONDS = 0.003
+"""What is appended to several partitions is seen in one after the other. A moment later it makes one batch, not two."""
+
 
 class BatchLoop:
     """Runs batches until it is told to stop. All of it happens in the thread that calls ``run``."""
@@ -85,8 +88,8 @@ class BatchLoop:
             self._work_off(ranges)
         elif self._a.is_over():
             self._a.stop()
-        else:
-            shares.bell.wait(self._idle_seconds())
+        elif shares.bell.wait(self._idle_seconds()):
+            self._a.pause.wait(_GATHER_SECONDS)
 
     def _idle_seconds(self) -> float | None:
         parked = 1.0 if self._a.shares.troubles() else None
