@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 
@@ -291,3 +292,20 @@ def test_a_process_that_reads_a_piece_loads_little() -> None:
         "pxrs.errors", "pxrs.logs", "pxrs.logs.base", "pxrs.logs.pieces", "pxrs.logs.records", "pxrs.logs.segment",
         "pxrs.settings",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_what_cannot_be_compressed_is_stored_as_well(open_file: OpenFile, compression: str) -> None:
+    values = [os.urandom(9_000_000), os.urandom(1)]
+    open_file(compression=compression).append({0: entries(values)})
+    assert read_all(open_file(), 0) == list(enumerate(values))
+
+
+def test_row_groups_are_bounded_by_bytes_too(open_file: OpenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pxrs.logs.parquet.ROW_GROUP_BYTES", 1_000)
+    log = open_file(segment_bytes=20_000)
+    for number in range(60):
+        log.append({0: entries(numbered(5, 5 * number))})
+    [first, *_] = log.seal(0)
+    assert pq.ParquetFile(first.path).metadata.num_row_groups > 2
+    assert read_all(open_file(), 0) == list(enumerate(numbered(300)))

@@ -94,12 +94,13 @@ def test_other_names_and_other_numbers_are_other_batches(place: str) -> None:
         assert len(stored(queue)) == 120
 
 
-def test_a_batch_in_several_parts_is_known_again(tmp_path: Path) -> None:
-    settings = pxrs.Settings(buffer_bytes=2_000, batch_bytes=1_000)
-    with pxrs.open(f"file:{tmp_path}/orders", partitions=2, settings=settings) as queue:
-        for _ in range(2):
-            queue.named_producer("ingest").send_batch(batch(0), sequence=0)
-        assert stored(queue) == sorted(batch(0)["value"].to_pylist())
+def test_a_batch_in_several_parts_is_known_again_also_with_other_settings(tmp_path: Path) -> None:
+    large = batch(0, rows=40_000)
+    for settings in (pxrs.Settings(buffer_bytes=200_000, batch_bytes=1_000), pxrs.Settings()):
+        with pxrs.open(f"file:{tmp_path}/orders", partitions=2, settings=settings) as queue:
+            queue.named_producer("ingest").send_batch(pa.concat_tables([large.slice(0, 7), large.slice(7)]), sequence=0)
+            queue.named_producer("ingest").send_batch(large, sequence=0)
+            assert stored(queue) == sorted(large["value"].to_pylist())
 
 
 def test_an_empty_batch_stores_nothing(place: str) -> None:

@@ -153,3 +153,21 @@ def test_a_flipped_bit_in_a_page_fails_the_job(spark: SparkSession, tmp_path: Pa
             df.collect()
     with pxrs.open(f"file:{tmp_path}/orders") as queue, pytest.raises(Damaged, match=f"{first.path}: .* offsets 0 to"):
         queue.read(0, 0)
+
+
+def test_a_file_that_is_gone_is_never_passed_over(spark: SparkSession, tmp_path: Path) -> None:
+    settings = pxrs.Settings(segment_bytes=10_000, seal="manual")
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", True)
+    try:
+        with pxrs.open(f"file:{tmp_path}/orders", partitions=1, settings=settings) as queue:
+            with queue.producer() as producer:
+                for number in range(4):
+                    producer.send_batch(batch_of(number))
+                    producer.flush()
+            [first, *_] = queue.log.seal(0)
+            df = frame(spark, queue, {0: (0, queue.ends()[0])})
+            Path(first.path).unlink()
+            with pytest.raises(Exception, match=r"(?i)not.*exist|not found"):
+                df.collect()
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")

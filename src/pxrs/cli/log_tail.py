@@ -95,7 +95,7 @@ def _coming(queue: Queue, positions: dict[int, int], left: int, follow: bool) ->
             if not seen:
                 if not follow:
                     return
-                bell.wait()
+                bell.wait(queue.settings.poll_ms / 1000)  # it may get lost
 
 
 def _next(queue: Queue, partition: int, positions: dict[int, int], limit: int) -> list[Message]:

@@ -202,9 +202,11 @@ class _Connection:
         assert lost is not None
         task = asyncio.ensure_future(work)
         both: set[asyncio.Future[Any]] = {task, lost}
-        await asyncio.wait(both, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(both, timeout=ANSWER_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()  # nothing happens if it is done; else nobody waits for it any more, also if we were cancelled
         if not task.done():
-            task.cancel()
             why = "the connection broke" if lost.done() else f"no answer within {ANSWER_SECONDS:g} s"
             raise self._away(f"did not answer: {why}; it may have done what it was asked")
         try:
@@ -225,8 +227,8 @@ class _Connection:
             await asyncio.wait_for(made.close(), _CLOSE_SECONDS)
 
 
-async def _collect(start: Coroutine[Any, Any, None], subscription: Subscription, limit: int) -> list[Msg]:
-    await start
+async def _collect(start: Callable[[], Coroutine[Any, Any, None]], subscription: Subscription, limit: int) -> list[Msg]:
+    await start()
     found: list[Msg] = []
     while len(found) < limit and not (found and status_of(found[-1])):
         found.append(await subscription.next_msg(_NEVER))
@@ -308,7 +310,7 @@ class Client:
         inbox = live.new_inbox()
         subscription = await live.subscribe(inbox)
         try:
-            return await connection.answer(_collect(start(inbox), subscription, limit))
+            return await connection.answer(_collect(lambda: start(inbox), subscription, limit))
         finally:
             with suppress(Exception):
                 await subscription.unsubscribe()

@@ -20,10 +20,11 @@ from pxrs.clients.nats import Client
 from pxrs.errors import Closed, Mismatch, NotFound, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish, agree
 from pxrs.logs.jetstream_bell import Bell
+from pxrs.logs.jetstream_chunks import ChunkSize
 from pxrs.logs.jetstream_names import DEFAULT_WINDOW_MS, Target, stream_of, target_of
-from pxrs.logs.jetstream_reader import PartitionReader
+from pxrs.logs.jetstream_reader import PartitionReader, Sizes
 from pxrs.logs.jetstream_stream import OVERHEAD, Stream
-from pxrs.logs.jetstream_writer import Part, PartitionWriter, parts_of
+from pxrs.logs.jetstream_writer import Part, PartitionWriter, look_back, parts_of
 from pxrs.logs.records import check_entries, check_partition, refuse_offset
 from pxrs.model import check_name
 from pxrs.settings import Settings
@@ -103,18 +104,21 @@ class JetStreamLog(Log):
         self._check(number)
         with self._lock:
             if number not in self._readers:
-                size = min(_RUN_BYTES, max(_MESSAGE_BYTES, _RUN_BYTES_OF_ALL // self.identity.partitions))
                 self._readers[number] = PartitionReader(
-                    self._stream, self.identity.name, self.identity.id, number, size
+                    self._stream, self.identity.name, self.identity.id, number, self._sizes()
                 )
             return self._readers[number]
+
+    def _sizes(self) -> Sizes:
+        partitions = self.identity.partitions
+        run_bytes = min(_RUN_BYTES, max(_MESSAGE_BYTES, _RUN_BYTES_OF_ALL // partitions))
+        return Sizes(run_bytes, ChunkSize(self._place.settings.segment_bytes, look_back(partitions)))
 
     def _writer(self, number: int) -> PartitionWriter:
         with self._lock:
             if number not in self._writers:
-                self._writers[number] = PartitionWriter(
-                    self._stream, number, self.identity.partitions, self._place.settings.compression
-                )
+                back, compression = look_back(self.identity.partitions), self._place.settings.compression
+                self._writers[number] = PartitionWriter(self._stream, number, back, compression)
             return self._writers[number]
 
     # --- writing
@@ -170,7 +174,7 @@ class JetStreamLog(Log):
         )
 
     def chunks(self, partition: int) -> Sequence[Chunk]:
-        return self._run(self._reader(partition).chunks())
+        return self._run(self._reader(partition).stored.chunks())
 
     def trim(self, partition: int, offset: int) -> int:
         return self._run(self._trim(self._reader(partition), partition, offset))
@@ -183,10 +187,12 @@ class JetStreamLog(Log):
             return start
         sequence = await self._writer(number).mark_end(end) if offset == end else None
         if sequence is None:  # something is left, or came in between
-            sequence = await reader.find(offset)
-        kept = await self._stream.next(number, sequence, sure=True)
-        await self._stream.purge(number, sequence)
-        return offset if kept is None else kept.base
+            sequence = await reader.stored.deleted_up_to(offset)
+        kept = None if sequence is None else await self._stream.next(number, sequence)
+        if kept is None:  # the last message of a partition always stays: it holds the next offset
+            return start
+        await self._stream.purge(number, kept.sequence)
+        return kept.base
 
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
         self._check(partition)

@@ -40,7 +40,7 @@ class Bell:
             self._listeners.setdefault(partition, {})[token] = notify
 
         def cancel() -> None:
-            self._listeners[partition].pop(token, None)
+            self._listeners.get(partition, {}).pop(token, None)  # after a close nobody listens
 
         return cancel
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, PxrsError, WentBack
-from pxrs.logs.base import Chunk
+from pxrs.logs.jetstream_chunks import ChunkSize, PartitionChunks
 from pxrs.logs.jetstream_names import from_metadata
-from pxrs.logs.jetstream_stream import Outline, Stored, Stream
-from pxrs.logs.records import first_at, refuse_offset
+from pxrs.logs.jetstream_stream import Stored, Stream
+from pxrs.logs.records import refuse_offset
 
 RUN_MESSAGES = 256
 """At most so many batches come in one run."""
@@ -54,21 +54,28 @@ class State(NamedTuple):
     num_deleted: int
 
 
+class Sizes(NamedTuple):
+    """How much is read at once, and how much is deleted together."""
+
+    run_bytes: int
+    chunk: ChunkSize
+
+
 class PartitionReader:
     """What this process knows of one partition. ``read`` is for threads; all coroutines are for the loop."""
 
-    def __init__(self, stream: Stream, queue: str, queue_id: str, number: int, run_bytes: int) -> None:
+    def __init__(self, stream: Stream, queue: str, queue_id: str, number: int, sizes: Sizes) -> None:
         self._stream = stream
         self._queue = queue
         self._queue_id = queue_id
         self._number = number
-        self._run_bytes = run_bytes
+        self._run_bytes = sizes.run_bytes
+        self.stored = PartitionChunks(stream, number, sizes.chunk)
         self._lock = threading.Lock()
         self._ahead: deque[Stored] = deque()
         self._coming: tuple[int, Future[Run]] | None = None  # the run after it, from this offset on
         self._current: _Ahead | None = None
         self._places: OrderedDict[int, int] = OrderedDict()  # offset → the sequence from which it is found
-        self._outlines: list[Outline] = []
         self._looked = 0.0
         self._bounds: tuple[State, tuple[int, int]] | None = None  # as they were in this state of the stream
         self._seen = 0  # the newest message seen, by its sequence
@@ -142,7 +149,7 @@ class PartitionReader:
             sequence = await self.find(offset)
         found, more = await self._stream.run(self._number, sequence, RUN_MESSAGES, self._run_bytes)
         if not found and self._stream.replicas > 1:  # a replica that is behind may have answered
-            late = await self._stream.next(self._number, sequence, sure=True)
+            late = await self._stream.next(self._number, sequence)
             found = [] if late is None else [late]
         batches = await self._fitting(offset, found)
         self._note(batches)
@@ -210,9 +217,7 @@ class PartitionReader:
         return self._bounds[1]
 
     async def _ask_bounds(self) -> tuple[int, int]:
-        first, last = await asyncio.gather(
-            self._stream.next(self._number, 1, sure=True), self._stream.last(self._number)
-        )
+        first, last = await asyncio.gather(self._stream.next(self._number, 1), self._stream.last(self._number))
         if last is None:
             return 0, 0
         self.saw(last.sequence)
@@ -225,7 +230,7 @@ class PartitionReader:
         if offset == end:
             self._remember(end, 1 if last is None else last.sequence + 1)
             return self._places[end]
-        first = await self._stream.next(self._number, 1, sure=True)
+        first = await self._stream.next(self._number, 1)
         if last is None or first is None or not first.base <= offset < end:
             refuse_offset(self._queue, self._number, offset, (first.base if first else 0, end))
         if last.base <= offset:
@@ -241,7 +246,7 @@ class PartitionReader:
                 return low.sequence + 1
             share = 0.5 if halve else (offset - low.base) / max(1, top_base - low.base)
             guess = min(max(low.sequence + 1, low.sequence + int(share * (top - low.sequence))), top)
-            found = await self._stream.next(self._number, guess, sure=True)
+            found = await self._stream.next(self._number, guess)
             if found is None or (found.base > offset and guess == low.sequence + 1):
                 return guess  # what should stand here is gone: whoever reads there finds out why
             if found.base > offset:
@@ -251,37 +256,9 @@ class PartitionReader:
             halve = not halve
         return low.sequence
 
-    # --- what is stored
-
-    async def chunks(self) -> list[Chunk]:
-        """Each batch is one: it is stored and deleted alone."""
-        path = f"{self._stream.name}/{self._stream.subject(self._number)}"
-        return [
-            Chunk("message", f"{path}/{o.sequence}", o.base, o.end, o.bytes, o.last_us) for o in await self._outline()
-        ]
-
-    async def _outline(self) -> list[Outline]:
-        """All batches without their content. Only the new ones are asked for."""
-        first, last = await asyncio.gather(
-            self._stream.next(self._number, 1, sure=True), self._stream.last(self._number)
-        )
-        if first is None or last is None:
-            return []
-        known = [outline for outline in self._outlines if outline.sequence >= first.sequence]
-        reached = known[-1].sequence if known else first.sequence - 1
-        if reached < last.sequence and last.end > last.base:
-            known += await self._stream.outlines(self._number, reached + 1)
-        self._outlines = known
-        return list(known)
-
     async def offset_at(self, timestamp_us: int) -> int:
-        for outline in await self._outline():
-            if outline.last_us is not None and outline.last_us >= timestamp_us:
-                stored = await self._stream.next(self._number, outline.sequence, sure=True)
-                hit = first_at(self._stream.batch(self._number, stored), timestamp_us) if stored else None
-                if hit is not None:
-                    return hit
-        return (await self.bounds())[1]
+        found = await self.stored.offset_at(timestamp_us)
+        return (await self.bounds())[1] if found is None else found
 
 
 async def state_of(stream: Stream, queue_id: str, sequence: int) -> State:

@@ -11,6 +11,7 @@ import base64
 import json
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from nats.aio.msg import Msg
 from pxrs.clients.nats import ApiError, Client, NobodyAnswers, checked, nobody_answers, status_of
 from pxrs.errors import Damaged, Refused, Unavailable
 from pxrs.logs.base import LogIdentity, Stamp
-from pxrs.logs.jetstream_names import from_metadata, message_id, subject_of, to_metadata
+from pxrs.logs.jetstream_names import from_metadata, subject_of, to_metadata
 from pxrs.logs.segment import NotAHeader, decode, intact, read_header
 
 T = TypeVar("T")
@@ -33,9 +34,9 @@ ABOUT = "Pxrs-Batch"
 _MARK = b"pxrs-mark "
 _STREAM_NOT_FOUND, _NAME_IN_USE, _NOT_CLUSTERED, _NO_PEERS = 10059, 10058, 10074, 10005
 _WRONG_LAST = (10071, 10164)
-_DUPLICATE = (10158, 10201)
-_PAGE = 2_000
+_DUPLICATE, _DUPLICATE_UNDER_WAY, _INCOMPLETE = 10201, 10158, 10176
 _GONE_SECONDS = 1.0
+_CLOCKS_APART = timedelta(seconds=1)  # of two servers of a cluster
 
 
 class WrongLast(Exception):
@@ -43,7 +44,7 @@ class WrongLast(Exception):
 
 
 class Duplicate(Exception):
-    """The server knows the id of one of these messages, and has stored none of them."""
+    """The server knows the id of one of these messages, and has stored none of them now."""
 
 
 class Stored(NamedTuple):
@@ -55,21 +56,6 @@ class Stored(NamedTuple):
     last_us: int | None
     stamp: Stamp | None
     data: bytes
-
-    @property
-    def end(self) -> int:
-        return self.base + self.rows
-
-
-class Outline(NamedTuple):
-    """A message without its content."""
-
-    sequence: int
-    base: int
-    rows: int
-    bytes: int
-    last_us: int | None
-    id: str | None
 
     @property
     def end(self) -> int:
@@ -107,7 +93,7 @@ class Stream:
         except ApiError as error:
             if error.number == _STREAM_NOT_FOUND:
                 return None
-            raise self._refused(error) from None
+            raise self.refused(error) from None
 
     async def identity(self) -> LogIdentity | None:
         """What the stream records; None if there is no stream."""
@@ -151,16 +137,27 @@ class Stream:
         except ApiError as error:
             if error.number == _NAME_IN_USE:
                 return False
-            raise self._refused(error) from None
+            raise self.refused(error) from None
         self.replicas = replicas
         return True
 
-    def _refused(self, error: ApiError) -> Exception:
+    async def window_start(self) -> datetime:
+        """The server knows the ids of all messages that were stored since then, by its own clock."""
+        found = await self.info()
+        if found is None:
+            raise Damaged(f"{self.client.address}: stream {self.name!r} is gone: it was deleted")
+        window = timedelta(microseconds=int(found["config"]["duplicate_window"]) // 1_000)
+        return datetime.fromisoformat(found["ts"]) - window - _CLOCKS_APART
+
+    def refused(self, error: ApiError) -> Exception:
+        """The error for what JetStream has refused."""
         text = f"{self.client.address}: stream {self.name!r}: {error} ({error.number})"
         if error.number == _STREAM_NOT_FOUND:
             return Damaged(f"{text}: it was deleted")
         if error.number == _NOT_CLUSTERED:
             return Refused(f"{text}: replicas need a cluster of nats-servers")
+        if error.number == _INCOMPLETE:  # a part got lost with a connection, and the server took none
+            return Unavailable(f"{text}: nothing was stored")
         if error.status == 400 and error.number != _NO_PEERS:
             return Refused(text)
         return Unavailable(text)
@@ -179,9 +176,9 @@ class Stream:
         except ApiError as error:
             if error.number in _WRONG_LAST:
                 raise WrongLast from None
-            if error.number in _DUPLICATE:
+            if error.number in (_DUPLICATE, _DUPLICATE_UNDER_WAY):
                 raise Duplicate from None
-            raise self._refused(error) from None
+            raise self.refused(error) from None
         return Ack(int(found["seq"]), bool(found.get("duplicate")))
 
     async def purge(self, partition: int, sequence: int) -> None:
@@ -189,21 +186,21 @@ class Stream:
         try:
             await self.client.api(f"STREAM.PURGE.{self.name}", {"filter": self.subject(partition), "seq": sequence})
         except ApiError as error:
-            raise self._refused(error) from None
+            raise self.refused(error) from None
 
     # --- getting
 
-    async def last(self, partition: int, sure: bool = True) -> Stored | None:
+    async def last(self, partition: int) -> Stored | None:
         """The newest message of a partition."""
-        return await self._get(partition, {"last_by_subj": self.subject(partition)}, sure)
+        return await self._get(partition, {"last_by_subj": self.subject(partition)})
 
-    async def next(self, partition: int, sequence: int, sure: bool = False) -> Stored | None:
+    async def next(self, partition: int, sequence: int) -> Stored | None:
         """The first message of a partition at or after a sequence."""
-        return await self._get(partition, {"seq": sequence, "next_by_subj": self.subject(partition)}, sure)
+        return await self._get(partition, {"seq": sequence, "next_by_subj": self.subject(partition)})
 
-    async def _get(self, partition: int, what: Mapping[str, Any], sure: bool) -> Stored | None:
+    async def _get(self, partition: int, what: Mapping[str, Any]) -> Stored | None:
         # Any replica answers a direct get, also one that is behind. The leader is slower, and knows.
-        if sure and self.replicas > 1:
+        if self.replicas > 1:
             return await self._get_from_leader(partition, what)
         request = self.client.request(f"$JS.API.DIRECT.GET.{self.name}", json.dumps(what).encode())
         return self._stored(partition, await self._asked(request))
@@ -214,7 +211,7 @@ class Stream:
         except ApiError as error:
             if error.status == 404 and error.number != _STREAM_NOT_FOUND:
                 return None
-            raise self._refused(error) from None
+            raise self.refused(error) from None
         return self.parse(partition, int(found["seq"]), base64.b64decode(found.get("data", "")))
 
     async def run(self, partition: int, sequence: int, count: int, size: int) -> tuple[list[Stored], bool]:
@@ -281,76 +278,6 @@ class Stream:
             where = self.place(partition, stored.sequence)
             raise Damaged(f"{where}: the batch of offset {stored.base} fails its checksum")
         return decode(content)
-
-    # --- headers only
-
-    async def outlines(self, partition: int, sequence: int) -> list[Outline]:
-        """All messages of a partition from a sequence on, without their content.
-
-        This needs a consumer of the server's, for as long as it takes. Nothing depends on what it remembers.
-        """
-        consumer = await self._looker(partition, sequence)
-        found: list[Outline] = []
-        try:
-            while page := await self._page(consumer):
-                found += [outline for outline in map(_outline, page) if outline is not None]
-                if page[-1].metadata.num_pending == 0:
-                    break
-        finally:
-            await self._end_looker(consumer)
-        if self.replicas > 1:  # it may run where the stream is behind
-            found += await self._late(partition, found[-1].sequence + 1 if found else sequence)
-        return found
-
-    async def _late(self, partition: int, sequence: int) -> list[Outline]:
-        """What the leader has from a sequence on."""
-        found: list[Outline] = []
-        while (stored := await self.next(partition, max(1, sequence), sure=True)) is not None:
-            name = message_id(stored.stamp, partition, 0) if stored.stamp else None
-            if stored.rows:
-                size = len(stored.data)
-                found.append(Outline(stored.sequence, stored.base, stored.rows, size, stored.last_us, name))
-            sequence = stored.sequence + 1
-        return found
-
-    async def _looker(self, partition: int, sequence: int) -> str:
-        config = {
-            "filter_subject": self.subject(partition),
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": max(1, sequence),
-            "ack_policy": "none",
-            "headers_only": True,
-            "mem_storage": True,
-            "num_replicas": 1,
-            "inactive_threshold": 30_000_000_000,
-        }
-        try:
-            body = {"stream_name": self.name, "config": config}
-            return str((await self.client.api(f"CONSUMER.CREATE.{self.name}", body))["name"])
-        except ApiError as error:
-            raise self._refused(error) from None
-
-    async def _page(self, consumer: str) -> list[Msg]:
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.name}.{consumer}"
-        body = {"batch": _PAGE, "no_wait": True}
-        answers = await self.client.collect(lambda inbox: self.client.ask(subject, body, inbox), _PAGE)
-        return [answer for answer in answers if status_of(answer) is None]
-
-    async def _end_looker(self, consumer: str) -> None:
-        try:
-            await self.client.api(f"CONSUMER.DELETE.{self.name}.{consumer}")
-        except (ApiError, Unavailable):
-            return  # it ends by itself when nobody asks it for a while
-
-
-def _outline(message: Msg) -> Outline | None:
-    headers = message.headers or {}
-    words = headers.get(ABOUT, "").split()
-    if len(words) != 3:
-        return None  # a mark holds no messages
-    base, rows, last_us = map(int, words)
-    size = int(headers.get("Nats-Msg-Size", "0"))
-    return Outline(message.metadata.sequence.stream, base, rows, size, last_us, headers.get("Nats-Msg-Id"))
 
 
 def _batch_headers(count: int) -> list[dict[str, str]]:

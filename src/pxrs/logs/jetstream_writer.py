@@ -18,17 +18,24 @@ from pxrs.clock import SystemClock
 from pxrs.errors import Refused, Unavailable, WentBack
 from pxrs.logs.base import Stamp
 from pxrs.logs.jetstream_names import message_id
-from pxrs.logs.jetstream_stream import ABOUT, Duplicate, Outline, Stored, Stream, WrongLast, mark
+from pxrs.logs.jetstream_outlines import Outline, outlines
+from pxrs.logs.jetstream_stream import ABOUT, Duplicate, Stored, Stream, WrongLast, mark
 from pxrs.logs.records import with_offsets
 from pxrs.logs.segment import encode
 
 LOOK_BACK = 64
 """A batch is recognised if it is among the last so many messages of the stream, for each partition that it has."""
 LOOK_BACK_AT_LEAST = 1_000
+"""So many in any case."""
 _REMEMBERED = 1_024
 _CATCH_UP_MESSAGES, _CATCH_UP_BYTES = 64, 8_388_608
 _PAUSE_SECONDS = 0.002
 _CLOCK = SystemClock()
+
+
+def look_back(partitions: int) -> int:
+    """How many messages of the stream, back from the end of a partition, a retry is looked for in."""
+    return max(LOOK_BACK_AT_LEAST, LOOK_BACK * partitions)
 
 
 class Tail(NamedTuple):
@@ -62,11 +69,11 @@ def parts_of(batch: pa.RecordBatch, limit: int, start: int = 0) -> list[Part]:
 class PartitionWriter:
     """Appends to one partition. Used in the loop only."""
 
-    def __init__(self, stream: Stream, number: int, partitions: int, compression: str) -> None:
+    def __init__(self, stream: Stream, number: int, back: int, compression: str) -> None:
         self._stream = stream
         self._number = number
         self._compression = compression
-        self._back = max(LOOK_BACK_AT_LEAST, LOOK_BACK * partitions)
+        self._back = back
         self._lock = asyncio.Lock()
         self._tail: Tail | None = None
         self._current = False  # whether the tail is believed to be the last message
@@ -86,11 +93,14 @@ class PartitionWriter:
                 try:
                     return await self._publish(tail, batch, parts, stamp)
                 except WrongLast:
-                    self._current = False
+                    why = "others write to it all the time; nothing was stored"
                 except Duplicate:
-                    self._tail = None  # it is there, further back than what was read so far
+                    found = await self._find_in_window(name)
+                    if found is not None:
+                        return found, tail
+                    why = f"the server knows batch {name!r}, and does not have it: it was deleted, or is on its way"
                 if _CLOCK.monotonic() >= deadline:
-                    raise Unavailable(f"{self._where()}: others write to it all the time; nothing was stored")
+                    raise Unavailable(f"{self._where()}: {why}")
                 await asyncio.sleep(random.random() * _PAUSE_SECONDS)
 
     def _where(self) -> str:
@@ -126,11 +136,22 @@ class PartitionWriter:
 
     async def _base_of(self, sequence: int, rows: int) -> int:
         """The first offset of a batch that the server had already."""
-        found = await self._stream.next(self._number, sequence, sure=True)
+        found = await self._stream.next(self._number, sequence)
         if found is not None and found.sequence == sequence:
             return found.base
-        # It was stored and has been trimmed since: its offset is forgotten, and stood right before what is left.
+        # It was stored and has been deleted since, and its offset with it. This is the last that it can have had.
         return max(0, (0 if found is None else found.base) - rows)
+
+    async def _find_in_window(self, name: str) -> int | None:
+        """The first offset of a batch that the server knows and that stands further back than what was read."""
+        found: list[int] = []
+
+        def take(page: list[Outline]) -> bool:
+            found.extend(outline.base for outline in page if outline.id == name)
+            return not found
+
+        await outlines(self._stream, self._number, await self._stream.window_start(), take)
+        return found[0] if found else None
 
     # --- the end of the partition
 
@@ -151,7 +172,7 @@ class PartitionWriter:
         return Tail(last.sequence, last.end)
 
     async def _look_back(self, last: Stored, sequence: int) -> None:
-        self._remember_all(await self._stream.outlines(self._number, sequence))
+        await outlines(self._stream, self._number, sequence, self._remember_all)
         self._remember_stamps([last])
 
     async def _catch_up(self, tail: Tail) -> Tail:
@@ -162,16 +183,19 @@ class PartitionWriter:
         if not more and found and self._stream.replicas == 1:
             return reached
         last = await self._stream.last(self._number)
-        if last is None or last.sequence < reached.sequence:
+        if (last.sequence if last else 0) < reached.sequence:
             raise WentBack(f"{self._where()} ends before sequence {reached.sequence}, which it has had before")
+        if last is None:
+            return reached  # still empty: a first try that got no answer stored nothing
         if last.sequence > reached.sequence:
             await self._look_back(last, max(reached.sequence + 1, last.sequence - self._back))
         return Tail(last.sequence, last.end)
 
-    def _remember_all(self, found: Iterable[Outline]) -> None:
+    def _remember_all(self, found: Iterable[Outline]) -> bool:
         for outline in found:
             if outline.id:
                 self._remember(outline.id, outline.base)
+        return True
 
     def _remember_stamps(self, found: Iterable[Stored]) -> None:
         for stored in found:

@@ -19,8 +19,8 @@ from pxrs.logs.base import SCHEMA
 from pxrs.logs.manifest import Sealed
 from pxrs.logs.records import times
 
-ROW_GROUP = 131_072
-"""Rows of one row group: what a reader here decodes at a time."""
+ROW_GROUP, ROW_GROUP_BYTES = 131_072, 16_777_216
+"""Rows and bytes of one row group, about: what a reader here decodes, and keeps, at a time."""
 
 
 def sealed_name(base: int) -> str:
@@ -46,11 +46,13 @@ def write_sealed(batches: Iterable[pa.RecordBatch], path: str, compression: str)
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in row groups of a good size."""
     waiting: list[pa.RecordBatch] = []
+    rows = size = 0
     for batch in batches:
         waiting.append(batch)
-        if sum(one.num_rows for one in waiting) >= ROW_GROUP:
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= ROW_GROUP or size >= ROW_GROUP_BYTES:
             yield pa.concat_batches(waiting)
-            waiting = []
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield pa.concat_batches(waiting)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 
-from pxrs.errors import Damaged, Refused
+from pxrs.errors import Damaged, Refused, Unavailable
 from pxrs.logs.base import SCHEMA, Piece
 from pxrs.logs.segment import Place, header_at, read_batch
 
@@ -44,8 +44,10 @@ def read_piece(piece: Piece, start: int, end: int, columns: Collection[str] | No
             yield from _read_sealed(piece, start, end, columns)
         else:
             yield from _read_segment(stored, piece, start, end)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise Damaged(f"a part of the log is gone: {error}") from error
+    except OSError as error:
+        raise Unavailable(f"the log cannot be read: {error}") from error
 
 
 def _mapped(piece: Piece) -> pa.Buffer | None:

@@ -31,7 +31,8 @@ def check_partition(queue: str, partition: int, count: int) -> None:
 
 def with_offsets(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
     """The batch as readers will see it: its rows numbered from ``first`` on."""
-    offsets = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
+    numbers = pa.py_buffer(np.arange(first, first + batch.num_rows, dtype=np.int64))
+    offsets = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, numbers])
     return pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=SCHEMA)
 
 

@@ -59,7 +59,10 @@ def encode(batch: pa.RecordBatch, stamp: Stamp | None, compression: str = "none"
     base, first, last = _extent(batch)
     metadata = _describe(base, batch.num_rows, first, last, stamp)
     spare = _SPARE + sum(len(value) for value in metadata.values())
-    room = pa.allocate_buffer(len(SCHEMA_MESSAGE) + pa.ipc.get_record_batch_size(batch) + spare)
+    size = pa.ipc.get_record_batch_size(batch)
+    if compression != "none":  # what cannot be compressed grows a little
+        spare += size // 100 + 65_536
+    room = pa.allocate_buffer(len(SCHEMA_MESSAGE) + size + spare)
     sink = pa.FixedSizeBufferWriter(room)
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     writer = pa.ipc.new_stream(sink, SCHEMA, options=options)  # never closed: that would write the end marker

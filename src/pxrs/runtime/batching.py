@@ -91,10 +91,10 @@ class BatchLoop:
         elif shares.bell.wait(self._idle_seconds()):
             self._a.pause.wait(_GATHER_SECONDS)
 
-    def _idle_seconds(self) -> float | None:
-        parked = 1.0 if self._a.shares.troubles() else None
-        waits = [seconds for seconds in (self._a.idle_seconds, parked) if seconds is not None]
-        return min(waits, default=None)
+    def _idle_seconds(self) -> float:
+        """Somebody rings when there is work; but a bell may get lost, and a log that is away does not ring."""
+        waits = (self._a.idle_seconds, self._a.settings.poll_ms / 1000, 1.0 if self._a.shares.troubles() else None)
+        return min(seconds for seconds in waits if seconds is not None)
 
     # ---- planning ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from pxrs import metrics
@@ -162,20 +163,16 @@ class Housekeeper:
     # ---- sealing ----------------------------------------------------------------------------------------------------
 
     def _seal(self, partition: int, done: Round) -> None:
-        if not self._may_have_full_segments(partition):
+        end, now = self._log.bounds(partition)[1], self._clock.monotonic()
+        if self._grown.get(partition, (None, 0.0))[0] != end:
+            self._grown[partition] = (end, now + self._settings.seal_after_ms / 1000)
+        if self._grown[partition][1] == inf:
             return
         made = self._log.seal(partition, self._settings.seal_after_ms)
+        if now > self._grown[partition][1]:  # all that is full was old enough: nothing is to be done until it grows
+            self._grown[partition] = (end, inf)
         done.sealed += made
         self._sealed += len(made)
-
-    def _may_have_full_segments(self, partition: int) -> bool:
-        """Whether the partition has grown so lately that a segment may have become old enough since the last round."""
-        end, now = self._log.bounds(partition)[1], self._clock.monotonic()
-        known, since = self._grown.get(partition, (None, now))
-        if known != end:
-            since = now
-        self._grown[partition] = (end, since)
-        return now <= since + self._settings.seal_after_ms / 1000 + 2 * self._pause
 
     # ---- trimming ---------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,13 @@ from pxrs.logs.base import Log, Stamp
 from pxrs.model import check_name
 from pxrs.runtime.appending import append_patiently
 from pxrs.runtime.parcels import Packer, Routes, TableParcel
-from pxrs.runtime.tables import body_parts
+from pxrs.runtime.tables import parts_by_rows, whole_body
 from pxrs.settings import Settings
 
 _MAX_SEQUENCE = 1 << 40
 _MAX_PARTS = 1 << 20
+_PART_ROWS = 16_384
+"""Where a batch is cut. It must never change: a part that is sent again is known by its number."""
 
 
 class NamedProducer:
@@ -47,7 +49,7 @@ class NamedProducer:
         count = self._log.identity.partitions
         # Ids, and the turns of messages without a key, must come out the same when the batch is sent again.
         packer = Packer(self._routes, count, xxhash.xxh3_64_digest(f"{self.name}/{sequence}".encode()))
-        parts = body_parts(table, count, now_us, self._settings.buffer_bytes)
+        parts = parts_by_rows(*whole_body(table, count, now_us), _PART_ROWS)
         stored = [self._store(packer, TableParcel(_no_hurry, body, given), sequence, number)
                   for number, (body, given, _) in enumerate(parts)]  # fmt: skip
         if not stored:

@@ -7,11 +7,11 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, Full, PxrsError, Refused, Unavailable
+from pxrs.errors import Closed, Full, PxrsError, Refused
 from pxrs.logs.base import Log
+from pxrs.runtime.appending import append_patiently
 from pxrs.runtime.parcels import ROW_BYTES, Extras, Packer, Parcel, Receipt, SentParcel, Shipment
 from pxrs.runtime.relay import Relay
 from pxrs.settings import Settings
@@ -195,7 +195,7 @@ class Outbox:
         if self.failure is not None:  # of the shipment before this one
             return
         try:
-            shipment.settle(self._append(shipment))
+            shipment.settle(append_patiently(self._log, shipment.batches, shipment.stamps, self._settings, self._clock))
         except Exception as error:
             self._fail(error)
             return
@@ -203,20 +203,6 @@ class Outbox:
             del self._under_way[: len(shipment.parcels)]
             self._buffered -= sum(parcel.size for parcel in shipment.parcels)
             self._room.notify_all()
-
-    def _append(self, shipment: Shipment) -> Mapping[int, int]:
-        """Append, again and again while the log is unavailable, for as long as a sender would wait."""
-        deadline = self._clock.monotonic() + self._settings.send_timeout_ms / 1000
-        pause_ms = self._settings.backoff_ms
-        while True:
-            try:
-                return self._log.append(shipment.batches, shipment.stamps)
-            except Unavailable as error:
-                if self._clock.monotonic() >= deadline:
-                    raise
-                logger.warning("an append failed and is tried again in %d ms: %s", pause_ms, error)
-            threading.Event().wait(pause_ms / 1000)
-            pause_ms = min(2 * pause_ms, self._settings.backoff_max_ms)
 
     def _fail(self, error: BaseException) -> None:
         """One lost parcel would break the order of those behind it: all fail, and nothing more is taken."""

@@ -87,7 +87,10 @@ class Producer:
         is ASCII is stored as it is, a ``with`` or a call would cost a tenth of all, and sizes are counted by ``put``.
         """
         if (
-            (key.__class__ is bytes or key is None or (key.__class__ is str and key.isascii()))
+            (
+                key is None
+                or ((key.__class__ is bytes or (key.__class__ is str and key.isascii())) and len(key) <= SMALL)
+            )
             and value.__class__ is bytes
             and len(value) <= SMALL
             and headers is None

@@ -62,18 +62,30 @@ def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> l
 
     Everything is checked before the first part is returned: a bad table is refused whole.
     """
+    body, given = whole_body(table, partitions, now_us)
+    parts = list(_cut(body, given, min(PART_BYTES, buffer_bytes)))
+    largest = max((size for _, _, size in parts), default=0)
+    if largest > buffer_bytes:
+        raise Refused(f"a message of {largest} bytes does not fit into buffer_bytes = {buffer_bytes}")
+    return parts
+
+
+def whole_body(table: Any, partitions: int, now_us: int) -> tuple[pa.Table, NDArray[np.int32] | None]:
+    """The rows as a table of ``BODY_SCHEMA``, checked, with the partitions if given."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if not isinstance(table, pa.Table):
         raise Refused(f"send_batch takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
     _check_columns(table.schema)
     given = _given_partitions(table, partitions) if "partition" in table.column_names else None
-    body = _body(table, now_us)
-    parts = list(_cut(body, given, min(PART_BYTES, buffer_bytes)))
-    largest = max((size for _, _, size in parts), default=0)
-    if largest > buffer_bytes:
-        raise Refused(f"a message of {largest} bytes does not fit into buffer_bytes = {buffer_bytes}")
-    return parts
+    return _body(table, now_us), given
+
+
+def parts_by_rows(body: pa.Table, given: NDArray[np.int32] | None, rows: int) -> Iterator[_Part]:
+    """The same parts whatever the settings, and however the table lies in memory."""
+    for start in range(0, body.num_rows, rows):
+        part = body.slice(start, rows).combine_chunks().to_batches()[0]
+        yield part, None if given is None else given[start : start + rows], part.nbytes
 
 
 def _check_columns(schema: pa.Schema) -> None:

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -214,7 +215,7 @@ class Worker:
             if batch is not None:
                 self._handle_batch(batch)
             elif not self._halt:
-                self._bell.wait(self._until_told())
+                self._bell.wait(min(self._until_told(), self._job.settings.poll_ms / 1000))  # a bell may get lost
 
     def _park(self, error: PxrsError) -> None:
         """A log that cannot be read holds this partition, and no other: look again when something changes, or soon."""
@@ -299,14 +300,14 @@ class Worker:
         if position >= self._commit_at or self._job.clock.monotonic() >= self._tell_at:
             self._tell()
 
-    def _until_told(self) -> float | None:
-        """Seconds until the member hears of progress that it does not know of; None if it knows everything."""
+    def _until_told(self) -> float:
+        """Seconds until the member hears of progress that it does not know of; for ever if it knows everything."""
         if self.position == self._told:
-            return None
+            return inf
         left = self._tell_at - self._job.clock.monotonic()
         if left <= 0:
             self._tell()
-        return left if left > 0 else None
+        return left if left > 0 else inf
 
     def _tell(self) -> None:
         """Wake the member's loop, so that it commits in time: often enough, and never for each message."""

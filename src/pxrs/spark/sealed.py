@@ -73,7 +73,9 @@ def _read(spark: SparkSession, topic: str, parts: Sequence[SealedPart], columns:
 
 
 def _scan(spark: SparkSession, parts: Sequence[SealedPart]) -> DataFrame:
-    return spark.read.schema(_STORED).option(_VERIFY, True).parquet(*(_escaped(part.path) for part in parts))
+    """Whatever the session says of missing and damaged files: no message is passed over in silence."""
+    options = {_VERIFY: True, "ignoreMissingFiles": False, "ignoreCorruptFiles": False}
+    return spark.read.schema(_STORED).options(**options).parquet(*(_escaped(part.path) for part in parts))
 
 
 def _escaped(path: str) -> str:
