@@ -309,3 +309,13 @@ def test_row_groups_are_bounded_by_bytes_too(open_file: OpenFile, monkeypatch: p
     [first, *_] = log.seal(0)
     assert pq.ParquetFile(first.path).metadata.num_row_groups > 2
     assert read_all(open_file(), 0) == list(enumerate(numbered(300)))
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_queue_without_its_file_is_not_created_anew_over_its_messages(
+    open_file: OpenFile, queue: Path, create: bool
+) -> None:
+    open_file().append({0: entries(numbered(2))})
+    (queue / "queue.json").unlink()
+    with pytest.raises(Damaged, match=r"partition-0/0{20}\.arrow.*queue\.json is gone"):
+        FileLog.open(f"file:{queue}", Wish(), Settings(), create)

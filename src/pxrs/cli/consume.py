@@ -58,6 +58,8 @@ def consume(
             group, session.handle, member, start=begin, settings=settings,
             assigned=session.assigned, revoked=session.revoked,
         )  # fmt: skip
+        if until_end:
+            queue.group(group).refuse_lost_log()
         session.run(consumer, queue.group(group), queue.ends() if until_end else None)
         sum_up(consumer.tally, queue.name, group)
 

@@ -78,11 +78,13 @@ def _group_problems(queue: Queue, name: str) -> list[str]:
         if len(rows) != queue.partitions:
             return [f"group {name!r} has {len(rows)} partition rows, the queue has {queue.partitions} partitions"]
         bounds = {row.number: queue.log.bounds(row.number) for row in rows}
+        lines = queue.group(name).describe()
     except PxrsError as error:
         return [f"group {name!r}: {error}"]
-    return [
+    outside = [
         f"group {name!r}: checkpoint {row.checkpoint} of partition {row.number} is outside the log, "
         f"which holds {bounds[row.number][0]} to {bounds[row.number][1]}"
         for row in rows
         if row.checkpoint is not None and not bounds[row.number][0] <= row.checkpoint <= bounds[row.number][1]
     ]
+    return outside or [f"group {name!r}, partition {line.partition}: {line.error}" for line in lines if line.error]

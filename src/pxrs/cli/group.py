@@ -11,7 +11,7 @@ import typer
 from pxrs.cli import words
 from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, opened
 from pxrs.cli.output import LAG_EXIT_CODE, note, rendered, show
-from pxrs.views.tables import Table, ranges
+from pxrs.views.tables import UNKNOWN, Table, ranges
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
@@ -28,8 +28,10 @@ def list_groups(url: Url, output: Output = "table", registry: RegistryUrl = None
     """The groups of a queue, with their state and lag."""
     with opened(url, registry) as queue:
         views = [queue.group(name).describe() for name in queue.groups()]
-    rows = [[view.group, view.state, len(view.members), view.total_lag] for view in views]
+    rows = [[view.group, view.state, len(view.members), _total_lag(view, output)] for view in views]
     show(Table(["GROUP", "STATE", "MEMBERS", "TOTAL-LAG"], rows), output)
+    for view in views:
+        _note_errors(view)
 
 
 def describe(
@@ -37,7 +39,8 @@ def describe(
     group: GroupName,
     output: Output = "table",
     fail_if_lag: Annotated[
-        int | None, typer.Option("--fail-if-lag", min=0, metavar="N", help="Exit code 3 if the lag is above N.")
+        int | None,
+        typer.Option("--fail-if-lag", min=0, metavar="N", help="Exit code 3 if the lag is above N, or unknown."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option("--every", metavar="TIME", help="How often, with --watch.")] = "2s",
@@ -52,8 +55,8 @@ def describe(
         view = queue.group(group).describe()
         print(_described(view, output))
         _note_oddities(view)
-    if fail_if_lag is not None and view.total_lag > fail_if_lag:
-        note(f"the lag of {view.total_lag} is above {fail_if_lag}")
+    if fail_if_lag is not None and not (view.is_lag_known and view.total_lag <= fail_if_lag):
+        note(f"the lag of {view.total_lag} is above {fail_if_lag}" if view.is_lag_known else "the lag is not known")
         raise typer.Exit(LAG_EXIT_CODE)
 
 
@@ -71,11 +74,14 @@ def _described(view: GroupView, output: Any) -> str:
     members = {member.member: member for member in view.members}
     hosts = {name: member.host for name, member in members.items()}
     spark = _of_spark(view.members, output, ("engine", "app", "ui", "jvm"))
+    troubled = ("error",) if output == "json" or any(p.error for p in view) else ()
     rows = [
-        [view.group, view.queue, p.partition, p.checkpoint, p.end, p.lag, p.owner, hosts.get(p.owner or ""), p.epoch]
+        [view.group, view.queue, p.partition, p.checkpoint, _known(p.end, output), _known(p.lag, output), p.owner,
+         hosts.get(p.owner or ""), p.epoch]
         + [getattr(members.get(p.owner or ""), name, None) for name in spark]
+        + [p[name] or None for name in troubled]
         for p in view
-    ]
+    ]  # fmt: skip
     header = {
         "GROUP": view.group,
         "STATE": view.state,
@@ -86,9 +92,18 @@ def _described(view: GroupView, output: Any) -> str:
         "ASSIGNOR": view.assignor,
         "GENERATION": view.generation,
         "REASON": view.reason,
-        "TOTAL-LAG": view.total_lag,
+        "TOTAL-LAG": _total_lag(view, output),
     }
-    return rendered(Table([*_COLUMNS, *map(str.upper, spark)], rows), output, header, "partitions")
+    return rendered(Table([*_COLUMNS, *map(str.upper, (*spark, *troubled))], rows), output, header, "partitions")
+
+
+def _known(number: int | None, output: Any) -> int | str | None:
+    """A number, or what says that it is not known: null for programs that read JSON, elsewhere a question mark."""
+    return UNKNOWN if number is None and output != "json" else number
+
+
+def _total_lag(view: GroupView, output: Any) -> int | str | None:
+    return _known(view.total_lag if view.is_lag_known else None, output)
 
 
 def _of_spark(members: list[MemberLine], output: Any, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -101,6 +116,13 @@ def _note_oddities(view: GroupView) -> None:
         note(f"group {view.group!r} has no members")
     elif view.state == "Rebalancing":
         note(f"group {view.group!r} is rebalancing")
+    _note_errors(view)
+
+
+def _note_errors(view: GroupView) -> None:
+    for line in view:
+        if line.error:
+            note(f"group {view.group!r}, partition {line.partition}: {line.error}")
 
 
 def members(url: Url, group: GroupName, output: Output = "table", registry: RegistryUrl = None) -> None:
@@ -135,10 +157,17 @@ def resume(url: Url, group: GroupName, partitions: Partitions = None, registry: 
     print(f"resumed {_which(partitions)} of {group!r}")
 
 
-def delete(url: Url, group: GroupName, registry: RegistryUrl = None) -> None:
+def delete(
+    url: Url,
+    group: GroupName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Put out members that are dead: wait for a lease whether they show life.")
+    ] = False,
+    registry: RegistryUrl = None,
+) -> None:
     """Forget a group and its checkpoints. Refused while it has members."""
     with opened(url, registry) as queue:
-        queue.group(group).delete()
+        queue.group(group).delete(force)
     print(f"deleted group {group!r}")
 
 

@@ -11,7 +11,7 @@ import typer
 from pxrs.cli.log import chosen
 from pxrs.cli.options import Output, Partitions, RegistryUrl, Url, opened
 from pxrs.cli.output import note, progress, show
-from pxrs.errors import PxrsError, Refused
+from pxrs.errors import Expired, PxrsError, Refused, Unavailable
 from pxrs.views.tables import Table
 
 if TYPE_CHECKING:
@@ -104,7 +104,14 @@ def _read_all(queue: Queue, checked: _Checked, advance: Callable[[int], None]) -
 
     position, end = queue.log.bounds(checked.partition)
     while position < end:
-        batch = queue.log.read(checked.partition, position, _ROWS)
+        try:
+            batch = queue.log.read(checked.partition, position, _ROWS)
+        except (Expired, Unavailable):
+            start = queue.log.bounds(checked.partition)[0]
+            if start <= position:
+                raise
+            position = start  # retention goes on meanwhile
+            continue
         rows = 0 if batch is None else batch.num_rows
         if batch is None or not np.array_equal(batch.column("offset").to_numpy(), np.arange(position, position + rows)):
             checked.damage.append(f"the offsets after {position} are not those of a whole log")
@@ -122,10 +129,11 @@ def repair(
     output: Output = "table",
     registry: RegistryUrl = None,
 ) -> None:
-    """Cut torn ends, make manifests and index files anew, clear leftovers away. Loses no message by itself.
+    """Cut torn ends, make manifests and index files anew, clear leftovers away. Deletes nothing that may be a message.
 
     Damaged messages are named, with what would be lost, and stay where they are. With --cut-damaged their partition
-    ends before them, and what follows is kept beside it as FILE.cut-BYTE. Exit code 1 if damage is left.
+    ends before them, and what follows is kept beside it as FILE.cut-BYTE. A last batch that a power loss may have
+    torn is kept aside in the same way at once, as the next producer would do. Exit code 1 if damage is left.
     """
     with opened(url, registry) as queue:
         directory = queue.log.directory

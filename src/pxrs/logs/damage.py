@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged
 from pxrs.logs.index import BatchIndex
-from pxrs.logs.inspection import bases_of, walk_segment
+from pxrs.logs.inspection import walk_segment
+from pxrs.logs.listing import bases_of
 from pxrs.logs.manifest import Manifest, Sealed, read_manifest
+from pxrs.logs.mark import Mark, read_mark
 from pxrs.logs.parquet import check_sealed, digest_of
 from pxrs.logs.segment import CONTINUATION, MAX_HEADER, SCHEMA_MESSAGE, NotAHeader, intact, read_header
 from pxrs.logs.segmentfile import segment_path
@@ -61,24 +63,35 @@ def fault_of(path: str, sealed: Sealed) -> str:
 def _damage_in_segments(directory: str, manifest: Manifest) -> Damage | None:
     sealed_end = manifest.summary.sealed_end
     bases = [base for base in bases_of(directory, "arrow") if base >= sealed_end]
-    expected = sealed_end if sealed_end or not bases else bases[0]
+    expected, mark = sealed_end, read_mark(directory)
     for base in bases:
         path = segment_path(directory, base)
         if base != expected:
             why = f"{directory}: the offsets {expected} to {base - 1} are missing"
             return Damage(path, 0, expected, _known_end(directory, manifest, base), why)
         index = BatchIndex()
-        found, expected = _damage_in(path, base, index, is_last=base == bases[-1])
+        found, expected = _damage_in(path, base, index, _torn_from(base, mark) if base == bases[-1] else None)
         if found is not None:
             return found._replace(end=_known_end(directory, manifest, found.end))
     return None
 
 
-def _damage_in(path: str, base: int, index: BatchIndex, is_last: bool) -> tuple[Damage | None, int]:
-    """The first damage in a segment, and where the segment ends. What a crash leaves at the very end is none."""
+def _torn_from(base: int, mark: Mark | None) -> int | None:
+    """The byte of the last segment from which on a crash may have left something half done: never before the mark."""
+    if mark is None or mark.base < base:
+        return 0
+    return mark.position if mark.base == base else None
+
+
+def _damage_in(path: str, base: int, index: BatchIndex, torn_from: int | None) -> tuple[Damage | None, int]:
+    """The first damage in a segment, and where the segment ends.
+
+    What a crash leaves at the very end is none: ``torn_from`` is the byte from which on that may be, None for nowhere.
+    """
     try:
         position, end, tail = walk_segment(path, base, index)
-        why = "" if is_last or tail is Tail.CLEAN else f"{path}: the batch at byte {position}, offset {end}, is damaged"
+        may_be_torn = tail is Tail.CLEAN or (torn_from is not None and position >= torn_from)
+        why = "" if may_be_torn else f"{path}: the batch at byte {position}, offset {end}, is damaged"
     except Damaged as error:
         position, end, why = 0, base, str(error)
         if len(index):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from contextlib import suppress
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
@@ -38,14 +40,31 @@ def make_directories(path: str) -> None:
     sync_directory(parent)
 
 
-def create_file(path: str, content: bytes, temporary: str) -> None:
-    """Create or replace a file at once and durably: nobody ever sees a part of it."""
+def create_file(path: str, content: bytes | memoryview, temporary: str, like: str | None = None) -> None:
+    """Create or replace a file at once and durably: nobody ever sees a part of it. Owner and mode as ``like`` has."""
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         write_all(fd, content)
         check_size(fd, len(content))
+        if like is not None:
+            _give(fd, os.stat(like))
         os.fsync(fd)
     finally:
         os.close(fd)
     os.rename(temporary, path)
     sync_directory(os.path.dirname(path))
+
+
+def _give(fd: int, owner: os.stat_result) -> None:
+    with suppress(PermissionError):  # only root gives files away; others mostly own both
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+    os.fchmod(fd, stat.S_IMODE(owner.st_mode))
+
+
+def free_name(path: str) -> str:
+    """This name, or one like it that nobody has."""
+    number, found = 0, path
+    while os.path.exists(found):
+        number += 1
+        found = f"{path}.{number}"
+    return found

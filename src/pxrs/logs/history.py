@@ -42,6 +42,7 @@ class History:
             raise Damaged(f"{os.path.join(self._directory, NAME)} is gone; pxrs log repair rebuilds it")
         self._summary = read_summary(self._directory)  # may raise: then the next look must do so as well
         self._seen, self._manifest, self._open, self._latest = seen, None, None, None
+        self._intact = {sealed for sealed in self._intact if sealed.start >= self._summary.start}
         return True
 
     def _state(self) -> tuple[int, int, int] | None:

@@ -6,21 +6,28 @@ Nothing here writes, and nothing here opens the partition: that might already sw
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from pxrs.errors import Damaged, NewerFormat
 from pxrs.logs import indexfile
 from pxrs.logs.index import BatchIndex
-from pxrs.logs.manifest import NAME, Manifest, read_manifest
+from pxrs.logs.listing import Listing, bases_of
+from pxrs.logs.locks import locked_file
+from pxrs.logs.manifest import NAME, Manifest, Summary, read_manifest, read_summary
+from pxrs.logs.mark import Mark, read_mark
 from pxrs.logs.parquet import sealed_name
 from pxrs.logs.segment import SCHEMA_MESSAGE, check_schema
 from pxrs.logs.segmentfile import index_path, segment_path
 from pxrs.logs.walk import Tail, Walk, walk
 
-_FILE = re.compile(r"(\d{20})\.(arrow|index|parquet)")
+LOCKS = ("lock", "housekeeping.lock")
+"""Who holds both is alone: in this order, so that two who want that never wait for each other."""
+
+NO_PROBLEM = ("", False)
+_PASSING = ("leftover", "index", "tail")
+_PATIENCE = 1.0
 
 
 class Finding(NamedTuple):
@@ -33,7 +40,40 @@ class Finding(NamedTuple):
 
 
 def inspect(directory: str) -> list[Finding]:
-    """All that is wrong beside the messages themselves: the manifest, index files, what a crash has left over."""
+    """All that is wrong beside the messages themselves: the manifest, index files, what a crash has left over.
+
+    What others are at work on looks like that for a moment: it is looked at a second time, while they wait.
+    """
+    found = look(directory)
+    if not any(finding.kind in _PASSING for finding in found):
+        return found
+    with _quiet(directory) as is_quiet:
+        return [finding for finding in found if finding.kind not in _PASSING or _lasts(directory, finding, is_quiet)]
+
+
+@contextmanager
+def _quiet(directory: str) -> Iterator[bool]:
+    """Hold up the others for a moment; says whether that worked. Needs no right to write."""
+    with ExitStack() as held:
+        locks = (os.path.join(directory, name) for name in LOCKS)
+        fds = [
+            held.enter_context(locked_file(path, _PATIENCE, os.O_RDONLY)) for path in locks if os.access(path, os.R_OK)
+        ]
+        yield None not in fds
+
+
+def _lasts(directory: str, finding: Finding, is_quiet: bool) -> bool:
+    with suppress(FileNotFoundError):
+        if finding.kind == "leftover":
+            return is_quiet and finding.path in leftovers(directory, read_summary(directory))
+        if finding.kind == "index":
+            return index_problem(finding.path) != NO_PROBLEM
+        return any(_tail_findings(directory, read_summary(directory)))
+    return False
+
+
+def look(directory: str) -> list[Finding]:
+    """What one look shows, whoever is at work there."""
     while os.path.isdir(directory):
         with suppress(FileNotFoundError):  # sealed, trimmed or swept by another process in this moment
             manifest, found = _look(directory)
@@ -49,16 +89,11 @@ def _look(directory: str) -> tuple[Manifest | None, list[Finding]]:
         raise
     except Damaged as error:
         return None, [Finding("manifest", os.path.join(directory, NAME), str(error), True)]
+    summary = manifest.summary
     found = list(_manifest_findings(directory, manifest))
     if not found:
-        found += [Finding("leftover", path, f"{path} is left over", False) for path in leftovers(directory, manifest)]
-    return manifest, [*found, *_index_findings(directory, manifest), *_tail_findings(directory, manifest)]
-
-
-def bases_of(directory: str, kind: str) -> list[int]:
-    """The first offsets that the files of this kind are named by."""
-    names = (_FILE.fullmatch(name) for name in os.listdir(directory))
-    return sorted(int(found[1]) for found in names if found is not None and found[2] == kind)
+        found += [Finding("leftover", path, f"{path} is left over", False) for path in leftovers(directory, summary)]
+    return manifest, [*found, *_index_findings(directory, summary), *_tail_findings(directory, summary)]
 
 
 # --- the manifest
@@ -68,9 +103,13 @@ def _manifest_findings(directory: str, manifest: Manifest) -> Iterator[Finding]:
     path = os.path.join(directory, NAME)
     if not _is_whole(manifest):
         yield Finding("manifest", path, f"{path} does not describe a history without a gap", True)
-    for base in unlisted(directory, manifest):
+    found = Listing(directory)
+    for base in found.unlisted(manifest.summary):
         sealed = os.path.join(directory, sealed_name(base))
         yield Finding("manifest", path, f"{sealed} holds messages, and {path} does not list it", True)
+    first = found.bases("arrow")[:1]
+    if first > [0] and not os.path.exists(path):
+        yield Finding("manifest", path, f"{path} is missing: the log does not begin at offset 0", True)
 
 
 def _is_whole(manifest: Manifest) -> bool:
@@ -83,71 +122,45 @@ def _is_whole(manifest: Manifest) -> bool:
     return reached == end
 
 
-def unlisted(directory: str, manifest: Manifest) -> list[int]:
-    """Sealed files that hold the only copy of their messages, and that the manifest does not know."""
-    listed = {sealed.start for sealed in manifest.files}
-    segments = set(bases_of(directory, "arrow"))
-    sealed = (base for base in bases_of(directory, "parquet") if base >= manifest.summary.start)
-    return [base for base in sealed if base not in listed and base not in segments]
-
-
 # --- what a crash has left over
 
 
-def leftovers(directory: str, manifest: Manifest) -> list[str]:
-    """What nobody needs any more: unfinished files, segments that were sealed, sealed files that never counted.
-
-    Never a file that holds the only copy of a message. What was trimmed goes by itself, after its delay.
-    """
-    segments = set(bases_of(directory, "arrow"))
-    listed = {sealed.start for sealed in manifest.files}
-    names = sorted(os.listdir(directory))
-    found = [name for name in names if name.endswith(".tmp")]
-    for name in names:
-        matched = _FILE.fullmatch(name)
-        if matched is not None and _is_left_over(int(matched[1]), matched[2], manifest, segments, listed):
-            found.append(name)
-    return [os.path.join(directory, name) for name in found]
-
-
-def _is_left_over(base: int, kind: str, manifest: Manifest, segments: set[int], listed: set[int]) -> bool:
-    start, sealed_end = manifest.summary
-    if kind == "parquet":
-        return base >= sealed_end and base in segments
-    if kind == "index" and base not in segments:
-        return base >= start
-    return start <= base < sealed_end and base in listed
+def leftovers(directory: str, summary: Summary) -> list[str]:
+    """What nobody needs any more, if nobody is at work now."""
+    found = Listing(directory)
+    return [*found.unfinished(by_writers=True), *found.superfluous(summary)]
 
 
 # --- index files and the tail
 
 
-def _index_findings(directory: str, manifest: Manifest) -> Iterator[Finding]:
+def _index_findings(directory: str, summary: Summary) -> Iterator[Finding]:
     for base in bases_of(directory, "arrow"):
         path = index_path(segment_path(directory, base))
-        if base >= manifest.summary.sealed_end and os.path.exists(path):
-            problem, is_damage = index_problem(directory, base)
+        if base >= summary.sealed_end and os.path.exists(path):
+            problem, is_damage = index_problem(path)
             if problem:
                 yield Finding("index", path, f"{path} {problem}; pxrs log repair makes it anew", is_damage)
 
 
-def index_problem(directory: str, base: int) -> tuple[str, bool]:
+def index_problem(path: str) -> tuple[str, bool]:
     """What is wrong with an index file, "" for nothing; and whether readers could be misled by it.
 
     What fails its checksums is not used, and a crash may leave such an end behind.
     """
-    segment = segment_path(directory, base)
-    path = index_path(segment)
+    directory, name = os.path.split(path)
+    base = int(name.partition(".")[0])
     known, walked = BatchIndex(), BatchIndex()
+    size = os.path.getsize(path)  # before it is read: a block may be appended now
     saved = indexfile.load(path, known)
-    if saved.size < os.path.getsize(path):
+    if saved.size < size:
         return f"is spoilt from byte {saved.size} on", False
     try:
-        walk_segment(segment, base, walked)
+        walk_segment(segment_path(directory, base), base, walked)
     except Damaged:
-        return "", False  # the segment is what is damaged, and reading it says where
+        return NO_PROBLEM  # the segment is what is damaged, and reading it says where
     walked.cut(saved.batches)
-    return ("", False) if known.rows(0)[1] == walked.rows(0)[1] else ("does not fit its segment", True)
+    return NO_PROBLEM if known.rows(0)[1] == walked.rows(0)[1] else ("does not fit its segment", True)
 
 
 def walk_segment(path: str, base: int, index: BatchIndex) -> Walk:
@@ -160,9 +173,10 @@ def walk_segment(path: str, base: int, index: BatchIndex) -> Walk:
         os.close(fd)
 
 
-def _tail_findings(directory: str, manifest: Manifest) -> Iterator[Finding]:
+def _tail_findings(directory: str, summary: Summary) -> Iterator[Finding]:
     """The end of the last segment. (A last batch that is damaged, and not only incomplete, is seen by readers.)"""
-    bases = [base for base in bases_of(directory, "arrow") if base >= manifest.summary.sealed_end]
+    mark = read_mark(directory)  # before the walk: what is being written now may be durable a moment later
+    bases = [base for base in bases_of(directory, "arrow") if base >= summary.sealed_end]
     if not bases:
         return
     path = segment_path(directory, bases[-1])
@@ -171,5 +185,8 @@ def _tail_findings(directory: str, manifest: Manifest) -> Iterator[Finding]:
     except Damaged:
         return
     if seen.tail is Tail.PARTIAL:
-        text = f"{path} ends at byte {seen.position} with a part of a batch: being written now, or torn by a crash"
-        yield Finding("tail", path, text, False)
+        where = f"{path} ends at byte {seen.position} with a part of a batch"
+        if mark is not None and mark > Mark(bases[-1], seen.position):
+            yield Finding("tail", path, f"{where} that was acknowledged", True)
+        else:
+            yield Finding("tail", path, f"{where}: being written now, or torn by a crash", False)

@@ -5,6 +5,7 @@ This needs a consumer of the server's, for as long as it takes. Nothing depends 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -12,12 +13,16 @@ from typing import Any, NamedTuple
 from nats.aio.msg import Msg
 
 from pxrs.clients.nats import ApiError, status_of
+from pxrs.clock import SystemClock
 from pxrs.errors import Unavailable
 from pxrs.logs.jetstream_names import message_id
 from pxrs.logs.jetstream_stream import ABOUT, Stream
 
 PAGE = 2_000
-_NO_MORE = ("404", "408")
+READY_SECONDS = 2.0
+_NO_MORE, _NOBODY_ANSWERS = ("404", "408"), "503"
+_PAUSE_SECONDS = 0.02
+_CLOCK = SystemClock()
 
 
 class Outline(NamedTuple):
@@ -105,16 +110,23 @@ def _from(start: int | datetime) -> dict[str, Any]:
 
 
 async def _page(stream: Stream, consumer: str) -> list[Msg]:
+    """The next messages; none at the end. Anything else that ends a list, as the loss of a server, is an error."""
+    deadline = _CLOCK.monotonic() + READY_SECONDS
+    while True:
+        answers = await _ask_page(stream, consumer)
+        status = status_of(answers[-1])
+        if status is None or status in _NO_MORE:
+            return [answer for answer in answers if status_of(answer) is None]
+        if status != _NOBODY_ANSWERS or _CLOCK.monotonic() >= deadline:
+            where = f"{stream.client.address}: stream {stream.name!r}"
+            raise Unavailable(f"{where}: the list of what it holds broke off (status {status})")
+        await asyncio.sleep(_PAUSE_SECONDS)  # in a cluster a new consumer is not known everywhere at once
+
+
+async def _ask_page(stream: Stream, consumer: str) -> list[Msg]:
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{consumer}"
     body = {"batch": PAGE, "no_wait": True}
-    answers = await stream.client.collect(lambda inbox: stream.client.ask(subject, body, inbox), PAGE)
-    status = status_of(answers[-1])
-    if status is not None and status not in _NO_MORE:  # as when the consumer's server went away
-        why = (answers[-1].headers or {}).get("Description") or status
-        raise Unavailable(
-            f"{stream.client.address}: stream {stream.name!r}: the list of what it holds broke off: {why}"
-        )
-    return [answer for answer in answers if status_of(answer) is None]
+    return await stream.client.collect(lambda inbox: stream.client.ask(subject, body, inbox), PAGE)
 
 
 async def _end(stream: Stream, consumer: str) -> None:

@@ -29,7 +29,7 @@ LOOK_BACK_AT_LEAST = 1_000
 """So many in any case."""
 _REMEMBERED = 1_024
 _CATCH_UP_MESSAGES, _CATCH_UP_BYTES = 64, 8_388_608
-_PAUSE_SECONDS = 0.002
+_PAUSE_SECONDS, _LONGER_PAUSE_SECONDS = 0.002, 0.2
 _CLOCK = SystemClock()
 
 
@@ -93,15 +93,16 @@ class PartitionWriter:
                 try:
                     return await self._publish(tail, batch, parts, stamp)
                 except WrongLast:
-                    why = "others write to it all the time; nothing was stored"
+                    pause, why = _PAUSE_SECONDS, "others write to it all the time; nothing was stored"
                 except Duplicate:
                     found = await self._find_in_window(name)
                     if found is not None:
                         return found, tail
+                    pause = _LONGER_PAUSE_SECONDS
                     why = f"the server knows batch {name!r}, and does not have it: it was deleted, or is on its way"
                 if _CLOCK.monotonic() >= deadline:
                     raise Unavailable(f"{self._where()}: {why}")
-                await asyncio.sleep(random.random() * _PAUSE_SECONDS)
+                await asyncio.sleep(random.random() * pause)
 
     def _where(self) -> str:
         return f"{self._stream.client.address}: stream {self._stream.name}, {self._stream.subject(self._number)}"

@@ -9,7 +9,6 @@ incomplete end is simply not there yet. Of the segments only three keep their in
 from __future__ import annotations
 
 import os
-import re
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +20,15 @@ import pyarrow as pa
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Chunk, Piece, Stamp
 from pxrs.logs.history import History
+from pxrs.logs.listing import Listing
 from pxrs.logs.mark import Mark, read_mark
 from pxrs.logs.records import first_at, refuse_offset
 from pxrs.logs.segment import Header
-from pxrs.logs.segmentfile import Segment, close_segment, segment_path
+from pxrs.logs.segmentfile import Replaced, Segment, close_segment, segment_path
 from pxrs.logs.walk import Tail
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
-
-_SEGMENT = re.compile(r"(\d{20})\.arrow")
 
 
 def _explained(
@@ -44,10 +42,13 @@ def _explained(
             while True:
                 try:
                     return method(self, *args, **more)
+                except Replaced:
+                    self.forget()
                 except FileNotFoundError:
                     if not self.look_again():
                         raise
         except FileNotFoundError as error:
+            self.forget()  # once it is put right, by whomever, nothing that was known before counts
             raise Damaged(f"a part of the log is gone: {error}") from error
         except OSError as error:
             raise Unavailable(f"the log cannot be read: {error}") from error
@@ -104,9 +105,14 @@ class PartitionFiles:
         """See what has been made durable, by whomever."""
         with self.lock:
             self.look_again()
-            mark = read_mark(self.directory)
-            self._extend(mark)
-            self._durable = self.end if mark is None else self._end_at(mark)
+            self._see_durable()
+            while self.look_again():  # what was sealed in between was not the end of the log
+                self._see_durable()
+
+    def _see_durable(self) -> None:
+        mark = read_mark(self.directory)
+        self._extend(mark)
+        self._durable = self.end if mark is None else self._end_at(mark)
 
     @_explained
     def refresh_all(self) -> None:
@@ -123,6 +129,13 @@ class PartitionFiles:
             self._durable = self.end
 
     def _extend(self, mark: Mark | None) -> None:
+        try:
+            self._take_in(mark)
+        except Replaced:  # whoever cut it may have changed other segments as well
+            self.forget()
+            self._take_in(mark)
+
+    def _take_in(self, mark: Mark | None) -> None:
         if not self._segments:
             self._list()
         while self._segments:
@@ -143,17 +156,11 @@ class PartitionFiles:
         return segment.end_at(mark.position) if segment.base == mark.base else segment.end
 
     def _list(self) -> None:
-        bases = self._bases()
+        found = Listing(self.directory)
         while self.history.refresh():  # what was sealed while the directory was read may be missing in the list
-            bases = self._bases()
-        sealed_end = self.history.summary.sealed_end
-        bases = [base for base in bases if base >= sealed_end]  # the others were sealed or trimmed, and not yet deleted
-        if sealed_end and bases and bases[0] != sealed_end:
-            raise Damaged(f"{self.directory}: the offsets {sealed_end} to {bases[0] - 1} are missing")
-        self._segments = [Segment(self.directory, base) for base in bases]
-
-    def _bases(self) -> list[int]:
-        return sorted(int(m[1]) for name in os.listdir(self.directory) if (m := _SEGMENT.fullmatch(name)))
+            found = Listing(self.directory)
+        found.refuse_unlisted(self.history.summary)
+        self._segments = [Segment(self.directory, base) for base in found.segments(self.history.summary)]
 
     def appended(self, active: Segment, position: int, header: Header) -> None:
         """Take in a batch that this process has just written, unless a reading thread was quicker."""

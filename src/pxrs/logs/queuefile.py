@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -54,11 +55,22 @@ def open_directory(directory: str, name: str, wish: Wish, create: bool) -> LogId
     """The identity recorded in this directory, which is made if need be."""
     try:
         recorded = _read(directory)
+        if recorded is None:
+            _refuse_orphans(directory)
         if recorded is None and not create:
             raise NotFound(f"there is no queue in {directory}: create it with `pxrs init file:{directory}`")
         return _create(directory, name, wish) if recorded is None else agree(name, wish, recorded)
     except OSError as error:
         raise Unavailable(f"{directory}: {error}") from error
+
+
+def _refuse_orphans(directory: str) -> None:
+    """Messages without a ``queue.json``: a new one would route keys by other numbers, and look complete."""
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory), "partition-*", "[0-9]*.*"))):
+        raise Damaged(
+            f"{directory} holds messages ({os.path.relpath(path, directory)}), and its queue.json is gone: put it back "
+            "from a copy, or copy that of a queue with the same partitions, hash and reduce"
+        )
 
 
 def _create(directory: str, name: str, wish: Wish) -> LogIdentity:

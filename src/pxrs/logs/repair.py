@@ -1,34 +1,34 @@
 """Putting a partition's files right. What can be made anew is made anew; messages are cut off only when told to.
 
-Nothing that might hold a message is ever deleted: it is kept aside as ``NAME.cut-BYTE``, for somebody to look at.
+Deleted is only what cannot hold a message that is nowhere else: half a batch that was never acknowledged, unfinished
+files, index files, and of a segment and its sealed file that are both there and whole the one that does not count.
+All else that has to go is kept aside as ``NAME.cut-BYTE``, for somebody to look at.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, Unavailable
-from pxrs.logs.damage import Damage, find_damage
-from pxrs.logs.durable import create_file, sync_directory
+from pxrs.logs.damage import Damage, fault_of, find_damage
+from pxrs.logs.durable import free_name, sync_directory
 from pxrs.logs.index import BatchIndex
-from pxrs.logs.inspection import bases_of, index_problem, inspect, leftovers, walk_segment
-from pxrs.logs.locks import close_held, open_held, try_lock
+from pxrs.logs.inspection import LOCKS, index_problem, leftovers, look, walk_segment
+from pxrs.logs.listing import bases_of
+from pxrs.logs.locks import locked_file
 from pxrs.logs.manifest import NAME, Manifest, Sealed, Summary, read_manifest, write_manifest
+from pxrs.logs.mark import Mark, mark_in, write_mark
 from pxrs.logs.parquet import SealedFile, check_sealed, describe, sealed_name
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.records import times
-from pxrs.logs.segmentfile import Segment, index_path, segment_path
+from pxrs.logs.segmentfile import Segment, cut_segment, index_path, segment_path
 from pxrs.logs.writer import PartitionWriter
 from pxrs.settings import Settings
 
-_CLOCK = SystemClock()
-_LOCKS = ("lock", "housekeeping.lock")
-_PATIENCE, _PAUSE = 10.0, 0.01
+_PATIENCE = 10.0
 _UNKNOWN = "unknown"
 
 
@@ -54,36 +54,42 @@ def repair(queue: str, number: int, directory: str, settings: Settings, cut_dama
     with _alone(directory):
         steps = [*_restore_manifest(directory), *_remove_leftovers(directory), *_restore_indexes(directory)]
     steps += _cut_torn_tail(PartitionFiles(queue, number, directory), settings)
-    damage = find_damage(directory)
-    if damage is not None and cut_damaged:
-        with _alone(directory):
-            steps += _cut(directory, damage)
+    if not _seems_damaged(directory):
+        return Repaired(steps, None)
+    with _alone(directory) as lock:  # others may have been at work while it was read: what counts is how it is now
         damage = find_damage(directory)
+        if damage is not None and cut_damaged:
+            steps += _cut(directory, lock, damage)
+            damage = find_damage(directory)
     return Repaired(steps, damage)
 
 
+def _seems_damaged(directory: str) -> bool:
+    """Reading everything takes a while, and nobody has to wait for that as long as all is well."""
+    try:
+        return find_damage(directory) is not None
+    except FileNotFoundError:  # sealed or trimmed in this moment
+        return True
+
+
 @contextmanager
-def _alone(directory: str) -> Iterator[None]:
-    """Neither appends nor housekeeping, by anybody else."""
-    deadline = _CLOCK.monotonic() + _PATIENCE
+def _alone(directory: str) -> Iterator[int]:
+    """Neither appends nor housekeeping, by anybody else. Yields the open file of the writers' lock."""
     with ExitStack() as held:
-        for name in _LOCKS:
-            fd = open_held(os.path.join(directory, name), os.O_RDWR | os.O_CREAT)
-            held.callback(close_held, fd)
-            while not try_lock(fd):
-                if _CLOCK.monotonic() >= deadline:
-                    raise Unavailable(
-                        f"{directory}: another process has held {name} for {_PATIENCE:g} s; stop it first"
-                    )
-                time.sleep(_PAUSE)
-        yield
+        fds = []
+        for name in LOCKS:
+            fd = held.enter_context(locked_file(os.path.join(directory, name), _PATIENCE))
+            if fd is None:
+                raise Unavailable(f"{directory}: another process has held {name} for {_PATIENCE:g} s; stop it first")
+            fds.append(fd)
+        yield fds[0]
 
 
 # --- the manifest
 
 
 def _restore_manifest(directory: str) -> Iterator[Step]:
-    if any(finding.kind == "manifest" for finding in inspect(directory)):
+    if any(finding.kind == "manifest" for finding in look(directory)):
         manifest, aside = rebuild_manifest(directory)
         yield from _put_aside(directory, aside)
         write_manifest(directory, manifest)
@@ -146,16 +152,22 @@ def _last_run(directory: str, bases: list[int]) -> tuple[int, list[str]]:
 
 
 def _remove_leftovers(directory: str) -> Iterator[Step]:
-    for path in leftovers(directory, read_manifest(directory)):
-        os.unlink(path)
-        yield Step("removed", path, "left over")
+    manifest = read_manifest(directory)
+    twins = {segment_path(directory, sealed.start): sealed for sealed in manifest.files}
+    for path in leftovers(directory, manifest.summary):
+        sealed = twins.get(path)
+        if sealed is not None and fault_of(os.path.join(directory, sealed.file), sealed):
+            yield from _put_aside(directory, [os.path.basename(path)])
+        elif os.path.exists(path):  # an index goes with its segment
+            os.unlink(path)
+            yield Step("removed", path, "left over")
 
 
 def _restore_indexes(directory: str) -> Iterator[Step]:
     sealed_end = read_manifest(directory).summary.sealed_end
     for base in bases_of(directory, "arrow"):
         path = index_path(segment_path(directory, base))
-        problem = index_problem(directory, base)[0] if base >= sealed_end and os.path.exists(path) else ""
+        problem = index_problem(path)[0] if base >= sealed_end and os.path.exists(path) else ""
         if problem:
             os.unlink(path)
             with suppress(Damaged):  # then there is no index, and none is needed
@@ -167,19 +179,20 @@ def _restore_indexes(directory: str) -> Iterator[Step]:
 
 def _cut_torn_tail(files: PartitionFiles, settings: Settings) -> Iterator[Step]:
     """What the next producer would do as well."""
-    bases = bases_of(files.directory, "arrow")
-    path = segment_path(files.directory, bases[-1]) if bases else ""
-    before = os.path.getsize(path) if path else 0
-    with suppress(Damaged), PartitionWriter(files, settings).locked():  # damage elsewhere is told apart
+    writer = PartitionWriter(files, settings)
+    with suppress(Damaged), writer.locked():  # damage elsewhere is told apart
         pass
-    if path and os.path.getsize(path) < before:
-        yield Step("cut", path, f"{before - os.path.getsize(path)} bytes of an unfinished batch at its end")
+    for cut in writer.cuts:
+        if cut.kept is None:
+            yield Step("cut", cut.path, f"{cut.size} bytes of an unfinished batch at its end")
+        else:
+            yield Step("kept aside", cut.kept, f"{cut.size} bytes of a last batch that came only in part to the disk")
 
 
 # --- cutting messages off
 
 
-def _cut(directory: str, damage: Damage) -> Iterator[Step]:
+def _cut(directory: str, lock: int, damage: Damage) -> Iterator[Step]:
     """End the partition at the damage: from the end on, so that a crash in between leaves less, and never a mixture."""
     manifest = read_manifest(directory)
     left = tuple(sealed for sealed in manifest.files if sealed.end <= damage.offset)
@@ -188,25 +201,26 @@ def _cut(directory: str, damage: Damage) -> Iterator[Step]:
     names = [os.path.basename(segment_path(directory, base)) for base in later]
     if damage.position == 0:
         names.append(os.path.basename(damage.path))
+    _move_mark(directory, lock, damage, {*names})
     yield from _put_aside(directory, sorted({*sealed, *names}, reverse=True))
     if left != manifest.files:
         end = left[-1].end if left else manifest.summary.start
         write_manifest(directory, Manifest(Summary(manifest.summary.start, end), left))
     if damage.position > 0:
-        yield _cut_file(damage)
+        aside = cut_segment(damage.path, damage.position, keep=True)
+        yield Step("kept aside", str(aside), f"all of it from offset {damage.offset} on")
 
 
-def _cut_file(damage: Damage) -> Step:
-    with open(damage.path, "rb") as file:
-        file.seek(damage.position)
-        rest = file.read()
-    aside = f"{damage.path}.cut-{damage.position}"
-    create_file(aside, rest, aside + ".tmp")
-    _remove_index(damage.path)
-    with open(damage.path, "r+b") as file:
-        file.truncate(damage.position)
-        os.fsync(file.fileno())
-    return Step("kept aside", aside, f"{len(rest)} bytes, from offset {damage.offset} on")
+def _move_mark(directory: str, lock: int, damage: Damage, gone: set[str]) -> None:
+    """Writers believe the mark: what it covers is not cut by them. So it goes back before anything else does."""
+    end = Mark(0, 0)
+    for base in bases_of(directory, "arrow"):
+        path = segment_path(directory, base)
+        if os.path.basename(path) not in gone:
+            end = Mark(base, damage.position if path == damage.path else os.path.getsize(path))
+    mark = mark_in(lock)
+    if mark is not None and mark > end:
+        write_mark(lock, end)
 
 
 def _put_aside(directory: str, names: list[str]) -> Iterator[Step]:
@@ -214,7 +228,7 @@ def _put_aside(directory: str, names: list[str]) -> Iterator[Step]:
         path = os.path.join(directory, name)
         if os.path.exists(path):
             _remove_index(path)
-            aside = _free_name(f"{path}.cut-0")
+            aside = free_name(f"{path}.cut-0")
             os.rename(path, aside)
             sync_directory(directory)
             yield Step("kept aside", aside, "the whole file")
@@ -224,11 +238,3 @@ def _remove_index(path: str) -> None:
     if path.endswith(".arrow"):
         with suppress(FileNotFoundError):
             os.unlink(index_path(path))
-
-
-def _free_name(path: str) -> str:
-    number, found = 0, path
-    while os.path.exists(found):
-        number += 1
-        found = f"{path}.{number}"
-    return found

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 
 from pxrs.clock import SystemClock
-from pxrs.errors import Damaged, Unavailable
+from pxrs.errors import Unavailable
 from pxrs.logs.base import Chunk
 from pxrs.logs.durable import sync_directory
-from pxrs.logs.locks import close_held, open_held, try_lock
-from pxrs.logs.manifest import NAME, Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
+from pxrs.logs.listing import Listing
+from pxrs.logs.locks import locked_file
+from pxrs.logs.manifest import Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
 from pxrs.logs.parquet import check_sealed, describe, sealed_name, write_sealed
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.pieces import read_range
@@ -30,9 +29,7 @@ from pxrs.logs.segmentfile import index_path, segment_path
 _CLOCK = SystemClock()
 _LOCK = "housekeeping.lock"
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-_PATIENCE, _PAUSE = 10.0, 0.01
-_FILE = re.compile(r"(\d{20})\.(arrow|index|parquet)")
-_UNFINISHED = re.compile(r"\d{20}\.parquet\.tmp|" + re.escape(NAME) + r"\.tmp")
+_PATIENCE = 10.0
 
 
 @contextmanager
@@ -44,17 +41,9 @@ def _explained(directory: str) -> Iterator[None]:
         raise Unavailable(f"{directory}: it can be neither sealed nor trimmed now: {error}") from error
 
 
-@contextmanager
-def _alone(directory: str, patience: float) -> Iterator[bool]:
+def _alone(directory: str, patience: float) -> AbstractContextManager[int | None]:
     """Hold the lock of the housekeeping, or say after a while that another does."""
-    fd = open_held(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT)
-    try:
-        deadline = _CLOCK.monotonic() + patience
-        while not (mine := try_lock(fd)) and _CLOCK.monotonic() < deadline:
-            time.sleep(_PAUSE)
-        yield mine
-    finally:
-        close_held(fd)
+    return locked_file(os.path.join(directory, _LOCK), patience)
 
 
 # --- sealing
@@ -63,7 +52,7 @@ def _alone(directory: str, patience: float) -> Iterator[bool]:
 def seal(files: PartitionFiles, compression: str, min_age: float = 0) -> list[Chunk]:
     """Turn full segments into Parquet, the oldest first. Nothing happens while another process does it."""
     with _explained(files.directory), _alone(files.directory, patience=0) as mine:
-        if not mine:
+        if mine is None:
             return []
         _sweep(files.directory, delay=None)
         made = _full(files, min_age)
@@ -76,10 +65,11 @@ def _full(files: PartitionFiles, min_age: float) -> list[tuple[int, int]]:
     """The offsets of the segments to seal: all but the last two, where retries are looked for."""
     files.refresh()
     bases = [segment.base for segment in files.segments]
-    latest = _CLOCK.wall() - min_age
+    now = _CLOCK.wall()
     found = []
     for start, end in pairwise(bases[:-1]):
-        if os.path.getmtime(segment_path(files.directory, start)) > latest:
+        age = now - os.path.getmtime(segment_path(files.directory, start))
+        if 0 <= age < min_age:  # a time to come was set by a clock that went wrong, and says nothing
             break
         found.append((start, end))
     return found
@@ -126,7 +116,7 @@ def _delete_segment(directory: str, base: int) -> None:
 def trim(files: PartitionFiles, offset: int, delay: float) -> int:
     """Move the start of the partition to the last chunk that begins at or before this offset. The last chunk stays."""
     with _explained(files.directory), _alone(files.directory, _PATIENCE) as mine:
-        if not mine:
+        if mine is None:
             raise Unavailable(f"{files.directory}: another process has sealed or trimmed here for {_PATIENCE:g} s")
         start, end = files.bounds()
         if offset > end:
@@ -142,7 +132,8 @@ def trim(files: PartitionFiles, offset: int, delay: float) -> int:
 
 def _move_start(directory: str, start: int, gone: list[Chunk]) -> None:
     for chunk in gone:
-        os.utime(chunk.path)  # from now on the delay of its deletion counts
+        with suppress(FileNotFoundError):  # then it is gone already
+            os.utime(chunk.path)  # from now on the delay of its deletion counts
     manifest = read_manifest(directory)
     left = tuple(sealed for sealed in manifest.files if sealed.start >= start)
     _replace(directory, start, left, max(start, manifest.summary.sealed_end))
@@ -157,7 +148,7 @@ def sweep_at_first_use(directory: str, delay: float) -> None:
         return
     try:
         with _alone(directory, patience=0) as mine:
-            if mine:
+            if mine is not None:
                 _sweep(directory, delay)
     except OSError as error:
         if error.errno not in _READ_ONLY:  # who may only read may leave the rest to others
@@ -166,15 +157,12 @@ def sweep_at_first_use(directory: str, delay: float) -> None:
 
 def _sweep(directory: str, delay: float | None) -> None:
     """Delete what the manifest does not count on; files of trimmed messages after the delay (None: leave them)."""
-    summary, latest = read_summary(directory), None if delay is None else _CLOCK.wall() - delay
-    names = set(os.listdir(directory))
-    _refuse_unlisted(directory, names, summary)
-    doomed = [
-        path
-        for name in names
-        for path in [os.path.join(directory, name)]
-        if _UNFINISHED.fullmatch(name) or _is_superfluous(name, summary) or _is_over(path, name, summary, latest)
-    ]
+    summary, found = read_summary(directory), Listing(directory)
+    found.refuse_unlisted(summary)
+    doomed = [*found.unfinished(by_writers=False), *found.superfluous(summary)]
+    if delay is not None:
+        latest = _CLOCK.wall() - delay
+        doomed += [path for path in found.trimmed(summary) if _is_older(path, latest)]
     if doomed:
         sync_directory(directory)  # who wrote the manifest may have died before it was durable
     for path in doomed:
@@ -182,31 +170,7 @@ def _sweep(directory: str, delay: float | None) -> None:
             os.unlink(path)
 
 
-def _refuse_unlisted(directory: str, names: set[str], summary: Summary) -> None:
-    """A sealed file that is not in the manifest is a leftover as long as its segment is there. Else it is all there is:
-    the manifest was lost, or replaced by an old one.
-    """
-    for name in sorted(names):
-        found = _FILE.fullmatch(name)
-        if found and found[2] == "parquet" and int(found[1]) >= summary.sealed_end and f"{found[1]}.arrow" not in names:
-            raise Damaged(
-                f"{os.path.join(directory, NAME)} is missing or older than the files beside it: it does not list "
-                f"{name}, whose segment is gone; pxrs log repair rebuilds it"
-            )
-
-
-def _is_superfluous(name: str, summary: Summary) -> bool:
-    """Whether this is a segment that was sealed, or a sealed file that never came into the manifest."""
-    found = _FILE.fullmatch(name)
-    if found is None:
-        return False
-    base = int(found[1])
-    return base >= summary.sealed_end if found[2] == "parquet" else summary.start <= base < summary.sealed_end
-
-
-def _is_over(path: str, name: str, summary: Summary, latest: float | None) -> bool:
-    """Whether this holds only messages that were trimmed long enough ago."""
-    found = _FILE.fullmatch(name)
-    return (
-        found is not None and latest is not None and int(found[1]) < summary.start and os.path.getmtime(path) <= latest
-    )
+def _is_older(path: str, latest: float) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.getmtime(path) <= latest
+    return False

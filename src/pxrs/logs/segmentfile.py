@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from contextlib import suppress
 
 import pyarrow as pa
 
 from pxrs.errors import Damaged
 from pxrs.logs import indexfile
+from pxrs.logs.durable import create_file, free_name
 from pxrs.logs.index import BatchIndex
 from pxrs.logs.segment import (
     MAX_HEADER,
@@ -32,6 +34,10 @@ def index_path(segment: str) -> str:
     return segment.removesuffix(".arrow") + ".index"
 
 
+class Replaced(Exception):
+    """The file is another one than before: it was cut. Nothing that was known of it counts any more."""
+
+
 class Segment:
     """One file of batches and what is known of it so far."""
 
@@ -39,7 +45,6 @@ class Segment:
         self.path = segment_path(directory, base)
         self.base = base
         self.newest_us: int | None = None  # known once it is full and was walked
-        self.saved = 0
         self.drop_index()
 
     def drop_index(self) -> None:
@@ -47,12 +52,18 @@ class Segment:
         self.index = BatchIndex()
         self.end = self.base
         self.position = 0
+        self.saved = 0
         self.tail = Tail.CLEAN
+        self._inode: int | None = None
         self._map: pa.Buffer | None = None
 
     def refresh(self, limit: int | None = None) -> None:
         """Take in what was appended since the last look, up to ``limit``."""
-        size = os.stat(self.path).st_size
+        found = os.stat(self.path)
+        size = found.st_size
+        if self._inode not in (None, found.st_ino):
+            raise Replaced(self.path)
+        self._inode = found.st_ino
         if limit is not None and limit <= min(size, self.position):
             return
         if size == self.position:
@@ -64,9 +75,15 @@ class Segment:
             )
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            self._check_known(fd)
             self._walk(fd, limit)
         finally:
             os.close(fd)
+
+    def _check_known(self, fd: int) -> None:
+        """The number of a file that was deleted may be given to the next: the last batch must still be there."""
+        if len(self.index) and not _ends_at(fd, self.index, self.position, self.end):
+            raise Replaced(self.path)
 
     def _walk(self, fd: int, limit: int | None) -> None:
         known, start = len(self.index), self.position
@@ -76,7 +93,10 @@ class Segment:
         try:
             seen = walk(fd, self.path, (start, self.end), self.index.add, limit)
         except BaseException:  # what was not seen to its end is not known: the next look must fail as well
-            self.index.cut(known)
+            if self.position:
+                self.index.cut(known)
+            else:  # nor is what the index file said
+                self.drop_index()
             raise
         self.position, self.end, self.tail = seen
 
@@ -84,7 +104,7 @@ class Segment:
         """Take in the index file, if its last batch is the one that stands in the segment; returns where that ends."""
         index = BatchIndex()
         saved = indexfile.load(index_path(self.path), index)
-        if not saved.batches or not _ends_at(fd, index, saved):
+        if not saved.batches or not _ends_at(fd, index, saved.position, saved.end):
             return 0
         self.index, self.end, self.saved = index, saved.end, saved.batches
         return saved.position
@@ -117,18 +137,24 @@ class Segment:
         """The offset behind a batch."""
         return self.index.bases[number + 1] if number + 1 < len(self.index) else self.end
 
+    def _mapped(self) -> pa.Buffer:
+        with pa.memory_map(self.path) as file:
+            stored = file.read_buffer()
+        if os.stat(self.path).st_ino != self._inode:
+            raise Replaced(self.path)
+        return stored
+
     def load(self, number: int) -> pa.RecordBatch:
         """A batch, mapped; its checksum is verified the first time."""
         place = self.place(number)
         if self._map is None or self._map.size < place.position + place.length:
-            with pa.memory_map(self.path) as file:
-                self._map = file.read_buffer()
+            self._map = self._mapped()
         batch = read_batch(self._map, place, self.path, verify=not self.index.verified[number])
         self.index.verified[number] = True
         return batch
 
 
-def _ends_at(fd: int, index: BatchIndex, saved: indexfile.Saved) -> bool:
+def _ends_at(fd: int, index: BatchIndex, end_position: int, end: int) -> bool:
     """Whether the last batch of an index stands in the segment as the index says."""
     position = index.positions[-1]
     try:
@@ -136,8 +162,8 @@ def _ends_at(fd: int, index: BatchIndex, saved: indexfile.Saved) -> bool:
     except NotAHeader:
         return False
     return (header.base, header.last_us, position + header.length, header.end) == (
-        index.bases[-1], index.last_us[-1], saved.position, saved.end,
-    ) and saved.position <= os.fstat(fd).st_size  # fmt: skip
+        index.bases[-1], index.last_us[-1], end_position, end,
+    ) and end_position <= os.fstat(fd).st_size  # fmt: skip
 
 
 def close_segment(segment: Segment, next_base: int) -> None:
@@ -147,3 +173,20 @@ def close_segment(segment: Segment, next_base: int) -> None:
     if segment.end != next_base:
         raise Damaged(f"{segment.path} ends at offset {segment.end}, and the next segment starts at {next_base}")
     segment.newest_us = max(segment.index.last_us, default=None)
+
+
+def cut_segment(path: str, position: int, keep: bool) -> str | None:
+    """End a segment at this byte; returns where the rest is kept, if it is to be. For who holds the writer's lock.
+
+    It becomes another file: other processes may know batches behind that byte, and must see that they are gone, also
+    when the file has grown again. And what they have mapped stays as it is.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(index_path(path))
+    with pa.memory_map(path) as file:
+        stored = memoryview(file.read_buffer())
+    aside = free_name(f"{path}.cut-{position}") if keep else None
+    if aside is not None:
+        create_file(aside, stored[position:], aside + ".tmp")
+    create_file(path, stored[:position], path + ".tmp", like=path)
+    return aside

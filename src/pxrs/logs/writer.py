@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -15,21 +16,27 @@ from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Stamp
 from pxrs.logs.durable import check_size, create_file, sync_directory, write_all
-from pxrs.logs.locks import close_held, open_held, try_lock
+from pxrs.logs.listing import NEW_SEGMENT
+from pxrs.logs.locks import close_held, open_held, wait_for_lock
 from pxrs.logs.mark import Mark, mark_in, write_mark
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.records import with_offsets
 from pxrs.logs.segment import SCHEMA_MESSAGE, encode
-from pxrs.logs.segmentfile import Segment, index_path, segment_path
+from pxrs.logs.segmentfile import Segment, cut_segment, segment_path
 from pxrs.logs.walk import Tail
 from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 _CLOCK = SystemClock()
-# Seconds between two looks at a lock that another holds. They grow slowly: the lock of a busy partition is free only
-# for moments, and who looks seldom misses them; it takes half a second to come to the longest.
-_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0005, 0.01, 1.02
+
+
+class Cut(NamedTuple):
+    """What was taken off a file because it was no whole batch; ``kept``: where it is now, if it might be one."""
+
+    path: str
+    size: int
+    kept: str | None
 
 
 class PartitionWriter:
@@ -40,10 +47,11 @@ class PartitionWriter:
         self._segment_bytes = settings.segment_bytes
         self._compression = settings.compression
         self._wait_ms = settings.send_timeout_ms
-        self._unfinished = os.path.join(files.directory, "new-segment.tmp")
+        self._unfinished = os.path.join(files.directory, NEW_SEGMENT)
         self._thread_lock = threading.Lock()  # a file lock does not hold threads of one process apart
         self._recovered = False
         self._poison: str | None = None
+        self.cuts: list[Cut] = []
         self._fd = -1
         self._lock_fd = -1
         self._written_from = -1
@@ -57,11 +65,10 @@ class PartitionWriter:
                 raise Damaged(self._poison)
             lock = open_held(os.path.join(self._files.directory, "lock"), os.O_RDWR | os.O_CREAT)
             try:
-                self._wait_for(lock, deadline)
+                if not wait_for_lock(lock, deadline):
+                    raise self._still_locked("another producer")
                 self._lock_fd = lock
-                self._files.refresh_all()
-                self._recover()
-                self._vouch()
+                self._take_over()
                 yield
             finally:
                 self._close_segment()
@@ -77,14 +84,14 @@ class PartitionWriter:
         finally:
             self._thread_lock.release()
 
-    def _wait_for(self, lock: int, deadline: float) -> None:
-        """Take the file lock. The kernel would wait for ever, also for a holder that is stopped and never goes on."""
-        pause = _FIRST_PAUSE
-        while not try_lock(lock):
-            if _CLOCK.monotonic() >= deadline:
-                raise self._still_locked("another producer")
-            time.sleep(pause)
-            pause = min(_GROWTH * pause, _LONGEST_PAUSE)
+    def _take_over(self) -> None:
+        try:
+            self._files.refresh_all()
+            self._recover()
+            self._vouch()
+        except BaseException:  # it may know batches that nobody has vouched for, and that another will take back
+            self._files.forget()
+            raise
 
     def _still_locked(self, holder: str) -> Unavailable:
         return Unavailable(
@@ -143,7 +150,7 @@ class PartitionWriter:
         if active is None:
             return
         if active.tail is not Tail.CLEAN:
-            self._cut(active, active.position, keep=active.tail is Tail.BROKEN)
+            self._cut(active, Mark(active.base, active.position), active.end, keep=active.tail is Tail.BROKEN)
         elif not self._recovered and len(active.index):
             self._check_last(active)
         self._recovered = True
@@ -154,22 +161,23 @@ class PartitionWriter:
         try:
             active.load(last)
         except Damaged:
-            self._cut(active, active.place(last).position, keep=True)
+            place = active.place(last)
+            self._cut(active, Mark(active.base, place.position), place.base, keep=True)
 
-    def _cut(self, active: Segment, position: int, keep: bool) -> None:
-        """Cut the file back to its last good batch. What might have been acknowledged once is kept aside."""
-        fd = os.open(active.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            torn = os.fstat(fd).st_size - position
-            with suppress(FileNotFoundError):
-                os.unlink(index_path(active.path))
-            if keep:
-                aside = f"{active.path}.cut-{position}"
-                create_file(aside, os.pread(fd, torn, position), aside + ".tmp")
-            os.ftruncate(fd, position)  # durable with the next batch; until then it would be cut again
-        finally:
-            os.close(fd)
-        logger.warning("%s: cut %d bytes of an unfinished batch at byte %d", active.path, torn, position)
+    def _cut(self, active: Segment, at: Mark, offset: int, keep: bool) -> None:
+        """Cut the file back to its last good batch. What might have been acknowledged once is kept aside.
+
+        What was acknowledged for sure is not cut: before this boot's mark nothing was left unfinished by a crash.
+        """
+        mark = mark_in(self._lock_fd)
+        if mark is not None and mark > at:
+            raise Damaged(
+                f"{active.path}: the batch at byte {at.position}, offset {offset}, is damaged, and was acknowledged; "
+                "pxrs log repair --cut-damaged would end the partition before it"
+            )
+        torn = os.path.getsize(active.path) - at.position
+        self.cuts.append(Cut(active.path, torn, cut_segment(active.path, at.position, keep)))
+        logger.warning("%s: cut %d bytes of an unfinished batch at byte %d", active.path, torn, at.position)
         self._files.forget()
         self._files.refresh_all()
 
@@ -203,6 +211,8 @@ class PartitionWriter:
 
     def _roll(self, active: Segment | None) -> None:
         directory, base = self._files.directory, self._files.end
+        if os.path.lexists(segment_path(directory, base)):
+            raise Damaged(f"{segment_path(directory, base)} is there already, and does not belong to the log before it")
         try:
             if active is not None:  # the last batch of a writer that was killed may not be on the disk yet
                 self._open_active()
@@ -227,12 +237,22 @@ class PartitionWriter:
 
     def _undo(self, why: str) -> None:
         """Take back what is not acknowledged; a writer that cannot even do that must never write again."""
-        if self._written_from < 0:
-            return
         try:
-            os.ftruncate(self._fd, self._written_from)
+            end = self._written_from if self._written_from >= 0 else self._marked()
+            if end < os.fstat(self._fd).st_size:
+                os.ftruncate(self._fd, end)
         except OSError as error:
             self._set_poison(f"{why}, nor taken back: {error}")
+
+    def _marked(self) -> int:
+        """How far the active segment is known to be durable. What is behind that was left by a writer that died, and
+        a sync that has failed once must not be believed later: neither by this writer nor by another.
+        """
+        mark, active = mark_in(self._lock_fd), self._files.active
+        if mark is None or active is None or mark.base > active.base:
+            return sys.maxsize
+        first = active.index.positions[0] if len(active.index) else active.position
+        return max(first, mark.position) if mark.base == active.base else first
 
     def _set_poison(self, why: str) -> None:
         self._poison = (

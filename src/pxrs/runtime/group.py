@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 
 from pxrs.clock import Clock
-from pxrs.errors import Damaged, NotFound, OutOfRange, PxrsError, Refused, Unavailable
+from pxrs.errors import Conflict, Damaged, NotFound, OutOfRange, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Log
-from pxrs.model import EVICTED, Partition, Tenure
+from pxrs.model import EVICTED, MemberRow, Partition, Tenure
+from pxrs.rules.liveness import Watch
 from pxrs.rules.ownership import check_position
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import messages_of
@@ -19,6 +22,8 @@ from pxrs.views.group import GroupView, MemberLine, PartitionLine, member_lines,
 
 Place = int | str | datetime
 """Where to seek: an offset, "earliest", "latest", or a time."""
+_LOOKS_PER_LEASE = 10
+"""How often a member that may be dead is looked at while its lease passes."""
 
 
 class GroupHandle:
@@ -77,12 +82,46 @@ class GroupHandle:
         """Ask a member to leave cleanly."""
         self.registry.drain(member)
 
-    def delete(self) -> None:
-        """Forget the group and its checkpoints. Refused while it has members."""
+    def refuse_lost_log(self) -> None:
+        """Raise BeyondEnd if a checkpoint is ahead of the log: whoever works up to the end would find nothing to do."""
+        for row in self.registry.partitions():
+            if row.position > self._log.bounds(row.number)[1]:
+                self._log.read(row.number, row.position, 1)  # raises the error that names the place
+
+    def delete(self, force: bool = False) -> None:
+        """Forget the group and its checkpoints. Refused while it has members.
+
+        ``force``: first put out members that are dead. That is told by watching them, and takes as long as their lease.
+        """
         self.registry.group()
-        members = [member.id for member in self.registry.members() if not member.is_evicted]
-        if members:
-            raise Refused(f"group {self.name!r} has members: {', '.join(members)}; stop or evict them first")
+        members = [member.id for member in self._present_members()]
+        if members and not force:
+            raise Refused(
+                f"group {self.name!r} has members: {', '.join(members)}; stop them first. If they are dead, put them out "
+                "with `pxrs member evict`, or delete the group with `pxrs group delete --force`"
+            )
+        self._remove_dead()
+        self._forget()
+
+    def _present_members(self) -> list[MemberRow]:
+        return [member for member in self.registry.members() if not member.is_evicted]
+
+    def _remove_dead(self) -> None:
+        """Watch the members until all of them were silent for their lease; refused at the first sign of life."""
+        watch = Watch()
+        known = {(row.id, row.inc, row.beat) for row in self._present_members()}
+        while rows := self._present_members():
+            now = self._clock.monotonic()
+            watch.see(rows, now)
+            for row in rows:
+                if (row.id, row.inc, row.beat) not in known:
+                    raise Refused(f"group {self.name!r}: member {row.id!r} is alive; stop it first")
+                if watch.is_dead(row, now):
+                    with suppress(Conflict):  # it has moved after all: the next look tells
+                        self.registry.remove_member(row)
+            threading.Event().wait(watch.shortest_lease() / _LOOKS_PER_LEASE)
+
+    def _forget(self) -> None:
         store, last = self.registry.store, self.registry.keys.group
         # The group row goes with the last rows: as long as it is there, a deletion that was cut short can be repeated.
         rows = sorted(store.scan(self.registry.keys.base), key=lambda row: row.key == last)
@@ -93,16 +132,18 @@ class GroupHandle:
                 raise Refused(f"group {self.name!r} was changed while it was being deleted; try again")
 
     def _line(self, row: Partition) -> PartitionLine:
+        start, end = row.position, None
         try:
             start, end = self._log.bounds(row.number)
             return partition_line(row, start, end, self._lag_seconds(row, start, end))
-        except (Damaged, OutOfRange, Unavailable) as error:  # the other lines must still be seen
-            return partition_line(row, row.position, row.position, None, str(error))
+        except (Damaged, OutOfRange, Unavailable) as error:  # the other lines, and what is known, must still be seen
+            return partition_line(row, start, end, None, str(error))
 
     def _lag_seconds(self, row: Partition, start: int, end: int) -> float | None:
         """How long the next message to process has been waiting."""
         position = max(start, row.position)
-        batch = self._log.read(row.number, position, 1) if position < end else None
+        # Ahead of the end it raises: the log was cut or created anew.
+        batch = self._log.read(row.number, position, 1) if position != end else None
         if batch is None:
             return None
         return max(0.0, self._clock.wall() - next(messages_of(batch, row.number)).timestamp_us / 1_000_000)

@@ -111,6 +111,7 @@ class Pipeline:
         ``until_end``: also when all that is in the queue now is processed, by this member or by others.
         """
         if until_end:
+            self._group.refuse_lost_log()
             self._target = self._parts.ends = self._queue.ends()
             self._parts.idle_seconds = LOOK_SECONDS
         with signals(self._life.request_stop):

@@ -29,14 +29,17 @@ class Line:
 
 @dataclass(frozen=True)
 class PartitionLine(Line):
-    """``checkpoint`` is the next offset to process, ``end`` the one that the next message will get."""
+    """``checkpoint`` is the next offset to process, ``end`` the one that the next message will get.
+
+    ``error`` says why the log could not be looked at. Then ``lag`` may be None, which means unknown, and so may ``end``.
+    """
 
     partition: int
     owner: str | None
     epoch: int
     checkpoint: int
-    end: int
-    lag: int
+    end: int | None
+    lag: int | None
     lag_seconds: float | None = None
     paused: bool = False
     cause: str = ""
@@ -85,7 +88,12 @@ class GroupView(list[PartitionLine]):
 
     @property
     def total_lag(self) -> int:
-        return sum(line.lag for line in self)
+        """Of all partitions. One whose lag is unknown counts as one message: it must not pass for done."""
+        return sum(1 if line.lag is None else line.lag for line in self)
+
+    @property
+    def is_lag_known(self) -> bool:
+        return all(line.lag is not None for line in self)
 
     @property
     def idle(self) -> list[str]:
@@ -101,11 +109,13 @@ class GroupView(list[PartitionLine]):
         return "Stable" if all(line.owner in names for line in self) else "Rebalancing"
 
 
-def partition_line(row: Partition, start: int, end: int, lag_seconds: float | None, error: str = "") -> PartitionLine:
-    """The line of one partition; ``error`` says why its log could not be looked at."""
+def partition_line(
+    row: Partition, start: int, end: int | None, lag_seconds: float | None, error: str = ""
+) -> PartitionLine:
+    """The line of one partition; ``error`` says why its log could not be looked at, None for ``end`` that it is unknown."""
     position = max(start, row.position) if row.checkpoint is None else row.position
     owner = row.owner.id if row.owner else None
-    lag = max(0, end - position)
+    lag = None if end is None or (error and position > end) else max(0, end - position)
     return PartitionLine(
         row.number,
         owner,
@@ -113,7 +123,7 @@ def partition_line(row: Partition, start: int, end: int, lag_seconds: float | No
         position,
         end,
         lag,
-        lag_seconds if lag else 0.0,
+        0.0 if lag == 0 else lag_seconds,
         row.paused,
         row.cause.value,
         error,

@@ -11,6 +11,8 @@ from typing import Any
 
 MISSING = "-"
 """What stands for nothing in text and CSV, as in Kafka's tools."""
+UNKNOWN = "?"
+"""What stands in text and CSV for a number that there is, but that could not be found out."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _cell(value: Any) -> str:
 
 
 def _is_numeric(values: list[Any]) -> bool:
-    kinds = {type(value) for value in values if value is not None}
+    kinds = {type(value) for value in values if value not in (None, UNKNOWN)}
     return bool(kinds) and kinds <= {int, float}
 
 
