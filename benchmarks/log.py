@@ -14,6 +14,7 @@ from benchmarks.harness import Result
 from benchmarks.parts import log_growth, log_work, peers_kafka, peers_machine, peers_nats, peers_sqlite, peers_valkey
 from benchmarks.parts.log_rounds import in_turns, median_ratio
 from benchmarks.parts.log_work import KEYS, VALUE
+from benchmarks.parts.sealed import run_sealed
 
 SUMMARY = "send, send_batch, read, handle: ours against Valkey streams, JetStream, Kafka's mock, SQLite and the machine"
 
@@ -25,7 +26,7 @@ def run(quick: bool) -> Result:
     result = Result("log")
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        for part in (_sending, _batches, _reading, _handling, _opening, _growth):
+        for part in (_sending, _batches, _reading, _handling, _opening, _growth, _sealed):
             part(place, quick, result)
     return result
 
@@ -194,3 +195,13 @@ def picture(result: Result, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+# ---- history on Spark -----------------------------------------------------------------------------------------------
+
+
+def _sealed(place: Path, quick: bool, result: Result) -> None:
+    if quick:
+        run_sealed(result, _folder(place), 3_000_000, warm_up=1, rounds=3)
+    else:
+        run_sealed(result, _folder(place), 10_000_000, warm_up=3, rounds=7)

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TITLE = "aggregation over sealed segments"
-ROUNDS = 7
 
 
-def run_sealed(result: Result, place: Path, messages: int) -> None:
-    """Seconds of both, in turns, after two rounds that do not count: the JVM gets faster with time."""
+def run_sealed(result: Result, place: Path, messages: int, warm_up: int, rounds: int) -> None:
+    """Seconds of both, in turns, after some rounds that do not count: the JVM gets faster with time."""
     settings = pxrs.Settings(segment_bytes=16 << 20, seal="manual", durability="flush")
     with pxrs.open(f"file:{place}/history", partitions=PARTITIONS, settings=settings) as queue:
         fill(queue, messages)
@@ -36,12 +35,12 @@ def run_sealed(result: Result, place: Path, messages: int) -> None:
                 "peer": lambda: _by_account(spark.read.parquet(*files)),
             }
             require_equal(TITLE, sides["ours"](), sides["peer"]())
-            times = {name: [_seconds(side) for _ in range(1)] for name, side in sides.items()}
-            for _ in range(ROUNDS):
+            times: dict[str, list[float]] = {name: [] for name in sides}
+            for _ in range(warm_up + rounds):
                 for name, side in sides.items():
                     times[name].append(_seconds(side))
     rows = sum(end for _, end in ranges.values())
-    ours, peer = (statistics.median(times[name][1:]) for name in ("ours", "peer"))
+    ours, peer = (statistics.median(times[name][warm_up:]) for name in ("ours", "peer"))
     result.figures[f"{TITLE}, M messages/s"] = rows / ours / 1e6
     result.peers[f"{TITLE}, spark.read.parquet, M messages/s"] = rows / peer / 1e6
     result.ratios[f"{TITLE} against spark.read.parquet"] = peer / ours
