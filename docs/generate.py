@@ -12,7 +12,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from pxrs import errors, metrics, settings
 
@@ -27,6 +27,7 @@ class Setting(NamedTuple):
     name: str
     default: Any
     meaning: str
+    choices: tuple[str, ...] = ()
 
 
 def read_settings() -> Iterator[Setting]:
@@ -35,13 +36,16 @@ def read_settings() -> Iterator[Setting]:
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
     lines = source.splitlines()
+    kinds = get_type_hints(settings.Settings)
     section = ""
     for node, below in zip(body.body, [*body.body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.value is None:
             continue
         above = lines[node.lineno - 2].strip()
         section = above.removeprefix("# ") if above.startswith("# ") else section
-        yield Setting(section, node.target.id, ast.literal_eval(node.value), _text(below))
+        kind = kinds[node.target.id]
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        yield Setting(section, node.target.id, ast.literal_eval(node.value), _text(below), choices)
 
 
 def _text(node: ast.stmt | None) -> str:
@@ -59,14 +63,17 @@ def settings_page() -> str:
             section = setting.section
             parts.append(f"\n## {section}\n\n| setting | default | meaning |\n|---|---|---|\n")
         shown = f"{setting.default:_}" if type(setting.default) is int else repr(setting.default)
-        parts.append(f"| `{setting.name}` | `{shown}` | {setting.meaning} |\n")
+        choices = f" One of {', '.join(f'`{choice!r}`' for choice in setting.choices)}." if setting.choices else ""
+        parts.append(f"| `{setting.name}` | `{shown}` | {setting.meaning}{choices} |\n")
     return "".join(parts)
 
 
 _SETTINGS_HEAD = """
 One frozen object, `pxrs.Settings`. The later wins: defaults, a YAML file (named by `PXRS_SETTINGS`), the environment
 (`PXRS_` and the name in capitals, as in `PXRS_LEASE_MS=2000`), arguments in code. Durations end in `_ms`: milliseconds.
-Unknown names, values of the wrong kind, and settings that contradict each other are refused with `BadSetting`.
+Unknown names, values of the wrong kind, and settings that contradict each other are refused with `BadSetting`. In the
+environment, where other programs may have names that begin with `PXRS_` too, an unknown name is refused only if it is
+close to that of a setting (`PXRS_RETENTION_BYTE`); others are left alone.
 """
 
 

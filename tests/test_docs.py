@@ -338,6 +338,16 @@ def test_every_setting_is_in_the_reference() -> None:
     assert named == set(pxrs.Settings().as_dict())
 
 
+def test_the_choices_of_settings_are_in_the_reference() -> None:
+    lines = dict(re.findall(r"^\| `(\w+)` \|(.*)$", text_of(ROOT / "docs" / "settings.md"), re.MULTILINE))
+    assert "One of `'fsync'`, `'flush'`." in lines["durability"]
+    assert "One of `'all'`, `'unconsumed'`." in lines["retain"] and "One of" not in lines["lease_ms"]
+
+
+def test_the_readme_speaks_of_this_version() -> None:
+    assert f"| PXRS {pxrs.__version__.rpartition('.')[0]} |" in text_of(ROOT / "README.md")
+
+
 def test_every_option_and_column_of_the_spark_source_is_in_its_table() -> None:
     first, second = re.findall(r"^\| (?:option|column) \|.*\n((?:\|.*\n)+)", text_of(SPARK), re.MULTILINE)
     assert re.findall(r"^\| `([\w.]+)`", first, re.MULTILINE) == list(options._KNOWN)

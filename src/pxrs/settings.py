@@ -156,6 +156,9 @@ _MINIMUM = {
     "target_batch_ms": 1, "max_batch_rows": 1,
 }  # fmt: skip
 
+_SIMILAR = 0.8
+"""How much alike two names are, by difflib, when one is taken for a slip of the other."""
+
 
 def _fill(settings: Settings, field: str, value: int) -> None:
     if getattr(settings, field) == 0:
@@ -210,13 +213,23 @@ def _nearest(name: str) -> str:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that stand in the environment, as values of the right kind."""
+    """The settings that stand in the environment, as values of the right kind. Misspelt names are refused."""
+    _check_spelling(environ)
     found: dict[str, Any] = {}
     for name, kind in _KINDS.items():
         text = environ.get(f"PXRS_{name.upper()}")
         if text is not None:
             found[name] = _parse(name, text, kind)
     return found
+
+
+def _check_spelling(environ: Mapping[str, str]) -> None:
+    """Names that merely begin with PXRS_ may be anybody's; one that is nearly a setting's is a slip."""
+    for name in environ:
+        word = name.removeprefix("PXRS_").lower()
+        near = difflib.get_close_matches(word, _KINDS, n=1, cutoff=_SIMILAR) if name.startswith("PXRS_") else []
+        if near and word not in _KINDS:
+            raise BadSetting(f"{name} in the environment is no setting; did you mean PXRS_{near[0].upper()}?")
 
 
 def _parse(name: str, text: str, kind: Any) -> Any:

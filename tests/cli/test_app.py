@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,30 @@ def test_an_unexpected_error_shows_its_stack_only_when_asked(pxrs: Pxrs, monkeyp
     assert quiet.code == loud.code == 1
     assert quiet.err == "pxrs: error: unexpected KeyError: 'the moon'; `pxrs --debug ...` shows where\n"
     assert "Traceback" in loud.err and "explode" in loud.err
+
+
+def test_an_interrupt_before_the_command_begins_is_quiet(pxrs: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "build", interrupt)
+    try:
+        assert pxrs("--version") == (130, "", "")
+    except KeyboardInterrupt:  # it would end all tests, not this one
+        pytest.fail("the interrupt got through")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [("--version",), ("log", "cat", QUEUE)], ids=" ".join)
+def test_a_full_disk_behind_stdout_is_one_plain_line(pxrs: Pxrs, words: tuple[str, ...], tmp_path: Path) -> None:
+    make_queue(pxrs, messages=2_000)
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pxrs.cli", *words], stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, timeout=60
+        )
+    assert ended.returncode == 1 and ended.stderr.decode().count("\n") == 1
+    assert ended.stderr.startswith(b"pxrs: error: ") and b"No space left on device" in ended.stderr
+    assert b"unexpected" not in ended.stderr
 
 
 def test_the_script_is_installed_and_module_and_script_are_the_same() -> None:

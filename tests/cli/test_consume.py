@@ -52,7 +52,15 @@ def test_from_latest_begins_behind_what_is_there(pxrs_process: Process) -> None:
     assert pxrs_process("consume", QUEUE, "-g", "late", "--from", "latest", "--until-end").out == ""
     assert pxrs_process("consume", QUEUE, "-g", "time", "--from", "2020-01-01T00:00Z", "--max", 3).code == 0
     wrong = pxrs_process("consume", QUEUE, "-g", "x", "--from", "noon")
-    assert wrong.code == 1 and "'noon' is no time" in wrong.err
+    assert wrong.code == 2 and "'noon' is no time" in wrong.err
+
+
+def test_b27_until_end_does_not_pass_over_a_checkpoint_beyond_the_end(pxrs_process: Process) -> None:
+    assert pxrs_process("consume", QUEUE, "-g", "billing", "--until-end").code == 0
+    with library.open(QUEUE, create=False) as queue:
+        queue.group("billing").registry.seek({2: 5_000}, {})
+    shown = pxrs_process("consume", QUEUE, "-g", "billing", "--until-end")
+    assert shown.code == 1 and "offset 5000 is ahead of the log" in shown.err and "handled" not in shown.err
 
 
 def test_formats(pxrs_process: Process) -> None:
@@ -62,7 +70,7 @@ def test_formats(pxrs_process: Process) -> None:
         assert json.loads(value)["account"]["id"] == key
     as_json = pxrs_process("consume", QUEUE, "-g", "b", "--max", 1, "-f", "json")
     assert json.loads(as_json.out)["key"].startswith("acct-")
-    assert pxrs_process("consume", QUEUE, "-g", "c", "-f", "xml").code == 1
+    assert pxrs_process("consume", QUEUE, "-g", "c", "-f", "xml").code == 2
 
 
 def test_exec_gets_the_value_and_the_place(pxrs_process: Process, tmp_path: Path) -> None:

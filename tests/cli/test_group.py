@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import pxrs as library
+from pxrs.logs.files import FileLog
 from pxrs.model import MemberRow
 
 from .helpers import QUEUE, Pxrs, make_group, make_queue
@@ -86,6 +87,45 @@ def test_too_much_lag_is_exit_code_3(ready: Pxrs, limit: int, code: int) -> None
     assert ready("group", "describe", QUEUE, "billing", "--fail-if-lag", limit).code == code
 
 
+# ---- a log that cannot be read --------------------------------------------------------------------------------------
+
+
+def put_checkpoint(partition: int, offset: int) -> None:
+    """As it stands when the log was cut behind it: no seek allows that."""
+    with library.open(QUEUE, create=False) as queue:
+        queue.group("billing").registry.seek({partition: offset}, {})
+
+
+def test_b27_a_checkpoint_beyond_the_end_is_no_lag_of_0(ready: Pxrs) -> None:
+    ready("group", "seek", QUEUE, "billing", "--to-latest", "--execute")
+    assert ready("group", "describe", QUEUE, "billing", "--fail-if-lag", 0).code == 0
+    put_checkpoint(2, 5_000)
+    shown = ready("group", "describe", QUEUE, "billing", "--fail-if-lag", 1_000_000)
+    assert shown.code == 3 and "offset 5000 is ahead of the log" in shown.out and "the lag is not known" in shown.err
+    line = next(words for words in map(str.split, shown.out.splitlines()) if words[:3] == ["billing", "orders", "2"])
+    assert line[3:6] == ["5000", str(ends()[2]), "?"]
+    found = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)
+    assert found["total_lag"] is None and [p["lag"] for p in found["partitions"]] == [0, 0, None, 0]
+    assert [bool(p["error"]) for p in found["partitions"]] == [False, False, True, False]
+    listed = ready("group", "list", QUEUE)
+    assert listed.out.split()[-1] == "?" and "ahead of the log" in listed.err
+
+
+def test_an_unknown_end_is_no_lag_of_0(ready: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready("group", "seek", QUEUE, "billing", "--to-latest", "--execute")
+
+    def bounds(_: FileLog, partition: int) -> tuple[int, int]:
+        raise library.errors.Damaged(f"partition {partition} is gone")
+
+    monkeypatch.setattr(FileLog, "bounds", bounds)
+    shown = ready("group", "describe", QUEUE, "billing", "--fail-if-lag", 0)
+    assert shown.code == 3 and shown.out.count("?") == 9 and "partition 3 is gone" in shown.out
+    found = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)
+    assert {(p["log_end_offset"], p["lag"]) for p in found["partitions"]} == {(None, None)}
+    with library.open(QUEUE, create=False) as queue:
+        assert queue.group("billing").describe().total_lag > 0, "whoever waits for 0 must not take it for done"
+
+
 def test_watch_shows_it_again_until_interrupted(ready: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
@@ -122,9 +162,9 @@ def test_members_owners_and_hosts_are_shown(ready: Pxrs) -> None:
 SPARK = {"engine": "spark", "app": "local-17", "ui": "http://127.0.0.1:4040", "jvm": "4711"}
 
 
-def enter(name: str, partitions: list[int], **info: str) -> None:
+def enter(name: str, partitions: list[int], lease_ms: int = 60_000, **info: str) -> None:
     """A member's rows as its process would leave them: it is in the group, and owns these partitions."""
-    row = MemberRow(name, f"life-of-{name}", lease_ms=60_000, info=tuple({"host": "h", "pid": "1", **info}.items()))
+    row = MemberRow(name, f"life-of-{name}", lease_ms=lease_ms, info=tuple({"host": "h", "pid": "1", **info}.items()))
     with library.open(QUEUE, create=False) as queue:
         registry = queue.group("billing").registry
         registry.register(row)
@@ -133,7 +173,7 @@ def enter(name: str, partitions: list[int], **info: str) -> None:
 
 
 def test_spark_members_are_shown_with_application_and_web_page(ready: Pxrs) -> None:
-    enter("A", [0, 1], **SPARK)
+    enter("A", [0, 1], 60_000, **SPARK)
     enter("B", [2], engine="threads")
     lines = [line.split() for line in ready("group", "members", QUEUE, "billing").out.splitlines()]
     assert lines[0][-3:] == ["APP", "UI", "JVM"]
@@ -185,10 +225,10 @@ def test_seek_to_places(ready: Pxrs) -> None:
         (("--to-earliest", "--to-latest"), 2, "say once where to"),
         (("--to-offset", "1000"), 1, "outside the log"),
         (("--to-earliest", "-p", "9"), 1, "has no partition 9"),
-        (("--to-datetime", "2026-01-31T12:00:00"), 1, "no time zone: write 2026-01-31T12:00:00Z"),
-        (("--to-datetime", "yesterday"), 1, "is no time"),
-        (("--by-duration", "an hour"), 1, "is no duration"),
-        (("--by-duration", "1h 30"), 1, "is no duration"),
+        (("--to-datetime", "2026-01-31T12:00:00"), 2, "no time zone: write 2026-01-31T12:00:00Z"),
+        (("--to-datetime", "yesterday"), 2, "is no time"),
+        (("--by-duration", "an hour"), 2, "is no duration"),
+        (("--by-duration", "1h 30"), 2, "is no duration"),
     ],
 )
 def test_seek_refuses_nonsense(ready: Pxrs, options: tuple[str, ...], code: int, words: str) -> None:
@@ -210,6 +250,20 @@ def test_pause_and_resume(ready: Pxrs) -> None:
 def test_delete_forgets_the_group(ready: Pxrs) -> None:
     assert ready("group", "delete", QUEUE, "billing").out == "deleted group 'billing'\n"
     assert "billing" not in ready("group", "list", QUEUE).out
+
+
+def test_a_dead_member_does_not_keep_a_group_for_ever(ready: Pxrs) -> None:
+    enter("A", [0, 1], lease_ms=200)
+    refused = ready("group", "delete", QUEUE, "billing")
+    assert refused.code == 1 and "pxrs member evict" in refused.err and "pxrs group delete --force" in refused.err
+    assert ready("group", "delete", QUEUE, "billing", "--force").out == "deleted group 'billing'\n"
+    assert "billing" not in ready("group", "list", QUEUE).out
+
+
+def test_a_group_with_a_living_member_is_not_deleted_by_force(ready: Pxrs) -> None:
+    with running_member("billing", "A") as consumer:
+        refused = ready("group", "delete", QUEUE, "billing", "--force")
+        assert refused.code == 1 and "'A' is alive" in refused.err and consumer.state == "live"
 
 
 def test_an_evicted_member_is_fenced(ready: Pxrs) -> None:

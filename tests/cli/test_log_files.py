@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import RecordBatch
 
 import pxrs as library
+from pxrs.logs.base import SCHEMA, Chunk
+from pxrs.logs.files import FileLog
 
-from .helpers import QUEUE, Pxrs, make_queue
+from .helpers import QUEUE, Pxrs, make_group, make_queue
 
 
 @pytest.fixture
@@ -57,6 +60,18 @@ def test_seal_shows_what_it_made_and_ls_shows_both_kinds(full: Pxrs, tmp_path: P
     assert full("log", "cat", QUEUE).out == "".join(f"v{number}\n" for number in range(20))
 
 
+def test_the_newest_time_is_known_when_the_last_segment_is_empty(full: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
+    [before] = json.loads(full("log", "ls", QUEUE, "-o", "json").out)
+    stored = FileLog.chunks
+
+    def chunks(log: FileLog, number: int) -> list[Chunk]:
+        return [*stored(log, number), Chunk("arrow", "begun.arrow", 20, 20, 8, None)]
+
+    monkeypatch.setattr(FileLog, "chunks", chunks)
+    [line] = json.loads(full("log", "ls", QUEUE, "-o", "json").out)
+    assert line["segments"] == before["segments"] + 1 and line["newest"] == before["newest"] is not None
+
+
 def test_ls_of_an_empty_partition_has_no_times(pxrs: Pxrs) -> None:
     make_queue(pxrs, partitions=1)
     [line] = json.loads(pxrs("log", "ls", QUEUE, "-o", "json").out)
@@ -91,6 +106,22 @@ def test_verify_reads_sealed_files_too(full: Pxrs, tmp_path: Path) -> None:
     flip(partition(tmp_path) / f"{5:020d}.parquet", 40)
     shown = full("log", "verify", QUEUE)
     assert shown.code == 1 and "damaged" in shown.out and f"{5:020d}.parquet" in shown.err and "5 to 9" in shown.err
+
+
+def test_damage_before_a_group_is_no_lag_of_0(full: Pxrs, tmp_path: Path) -> None:
+    full("log", "seal", QUEUE)
+    make_group(full, "billing", "--to-latest")
+    assert full("health", QUEUE).code == 0
+    flip(partition(tmp_path) / f"{5:020d}.parquet", 40)
+    assert full("health", QUEUE).code == 0, "the group does not need it any more"
+    full("group", "seek", QUEUE, "billing", "--to-offset", 5, "--execute")
+    shown = full("group", "describe", QUEUE, "billing", "--fail-if-lag", 14, "-o", "json")
+    [line] = json.loads(shown.out)["partitions"]
+    assert shown.code == 3 and (line["current_offset"], line["log_end_offset"], line["lag"]) == (5, 20, 15)
+    assert f"{5:020d}.parquet" in line["error"]
+    assert f"{5:020d}.parquet" in full("group", "describe", QUEUE, "billing").out
+    health = full("health", QUEUE)
+    assert health.code == 1 and "OK" not in health.out and "group 'billing', partition 0" in health.err
 
 
 def test_verify_tells_what_a_crash_left_from_damage(full: Pxrs, tmp_path: Path) -> None:
@@ -138,6 +169,32 @@ def test_damaged_messages_are_cut_only_when_asked(full: Pxrs, tmp_path: Path) ->
     assert len(list(partition(tmp_path).glob("*.cut-*"))) == 3
 
 
+def test_acknowledged_messages_that_have_become_zeros_are_named_though_nobody_can_count_them(
+    full: Pxrs, tmp_path: Path
+) -> None:
+    segment = partition(tmp_path) / f"{15:020d}.arrow"
+    whole, begin = segment.read_bytes(), SCHEMA.serialize().size
+    segment.write_bytes(whole[:begin] + bytes(len(whole) - begin))
+    assert statuses(full, 1) == ["damaged"]
+    told = full("log", "repair", QUEUE)
+    assert told.code == 1 and "would end it at offset 15: what stands there, nobody can tell" in told.err
+    assert full("log", "repair", QUEUE, "--cut-damaged").code == 0 and statuses(full, 0) == ["ok"]
+
+
+def test_retention_that_goes_on_meanwhile_is_no_damage(full: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, trims = FileLog.read, [10]
+
+    def trim_and_read(self: FileLog, partition: int, offset: int, max_rows: int = 10_000) -> RecordBatch | None:
+        while trims:
+            self.trim(0, trims.pop())
+        return read(self, partition, offset, max_rows)
+
+    monkeypatch.setattr(FileLog, "read", trim_and_read)
+    shown = full("log", "verify", QUEUE, "-o", "json")
+    [row] = json.loads(shown.out)
+    assert (shown.code, row["messages"], row["status"]) == (0, 10, "ok") and not trims
+
+
 def test_repair_names_partitions_that_are_not_there(full: Pxrs) -> None:
     assert "has no partition 1" in full("log", "repair", QUEUE, "-p", 1).err
     assert full("log", "verify", QUEUE, "-p", 0).code == 0
@@ -183,3 +240,16 @@ def test_export_writes_only_where_nothing_is(full: Pxrs, tmp_path: Path) -> None
     (tmp_path / "file").write_text("here")
     assert full("log", "export", QUEUE, "file").code == 1 and (tmp_path / "file").read_text() == "here"
     assert full("log", "export", QUEUE, "fresh", "-p", 3).code == 1 and not (tmp_path / "fresh").exists()
+
+
+@pytest.mark.parametrize("place", ["orders/out", "orders/partition-0/out", "orders/../orders/out"])
+def test_export_into_the_queue_itself_is_refused(full: Pxrs, tmp_path: Path, place: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    shown = full("log", "export", QUEUE, place)
+    assert shown.code == 1 and "inside the queue's own directory" in shown.err and sorted(tmp_path.rglob("*")) == before
+
+
+def test_export_to_an_impossible_place_is_one_plain_line(full: Pxrs, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("here")
+    shown = full("log", "export", QUEUE, "file/out")
+    assert (shown.code, shown.err) == (1, "pxrs: error: file/out: Not a directory\n")

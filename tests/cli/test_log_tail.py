@@ -46,7 +46,7 @@ def test_from_a_place_on(pxrs: Pxrs) -> None:
     with library.open(QUEUE) as queue:
         third = timestamp(queue.read(0, 3, 1)[0].timestamp_us + 999)
     assert pxrs(*tail, third).out.split()[-2:] == ["m4", "m5"]
-    assert pxrs(*tail, "soon").code == 1
+    assert pxrs(*tail, "soon").code == 2
     assert "99" in pxrs(*tail, "99").err
     assert pxrs("log", "tail", QUEUE, "-p", 7).code == 1
 

@@ -44,19 +44,32 @@ def test_cat_prints_what_is_asked_for(pxrs: Pxrs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "code", "words"),
     [
-        (("-o", "xml"), "format 'xml' is not known"),
-        (("-o", "%z"), "%z is not known"),
-        (("--offset", "soon"), "--offset 'soon'"),
-        (("--offset", "99"), "99"),
-        (("-p", "4"), "has no partition 4"),
+        (("-o", "jsn"), 2, "format 'jsn' is not known: table, csv, value, json, or a template"),
+        (("-o", "%z"), 2, "%z is not known"),
+        (("--offset", "soon"), 2, "--offset 'soon'"),
+        (("--offset", "99"), 1, "offset 99 is ahead of the log, which ends at"),
+        (("-p", "4"), 1, "has no partition 4"),
     ],
 )
-def test_cat_refuses_nonsense(pxrs: Pxrs, options: tuple[str, str], words: str) -> None:
+def test_cat_refuses_nonsense(pxrs: Pxrs, options: tuple[str, str], code: int, words: str) -> None:
     make_queue(pxrs, messages=4)
     shown = pxrs("log", "cat", QUEUE, *options)
-    assert shown.code == 1 and words in shown.err
+    assert shown.code == code and words in shown.err
+
+
+def test_an_offset_without_a_group_is_not_taken_for_a_checkpoint(pxrs: Pxrs) -> None:
+    make_queue(pxrs, messages=4)
+    assert "If it is a checkpoint, the log was cut" in pxrs("log", "cat", QUEUE, "--offset", 99_999_999).err
+
+
+@pytest.mark.parametrize("tenant", [None, "acme"])
+def test_json_tells_the_tenant(pxrs: Pxrs, tenant: str | None) -> None:
+    make_queue(pxrs)
+    with library.open(QUEUE, create=False) as queue, queue.producer() as producer:
+        producer.send("k", "v", tenant=tenant)
+    assert json.loads(pxrs("log", "cat", QUEUE, "-o", "json").out)["tenant"] == tenant
 
 
 def test_verify_finds_a_damaged_byte(pxrs: Pxrs, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pxrs.cli import words
-from pxrs.errors import Refused
-from pxrs.views.tables import Table, as_header, ranges
+from pxrs.cli.options import WrongUsage
+from pxrs.views.tables import UNKNOWN, Table, as_header, ranges
 
 TABLE = Table(["NAME", "LOG-END", "#X"], [["a", 5, None], ["longer\nname", 12345, True]])
 
@@ -20,6 +20,10 @@ def test_text_is_aligned_and_a_row_is_a_line() -> None:
         "a                   5  -",
         "longer\\nname    12345  yes",
     ]
+
+
+def test_a_number_that_is_not_known_stands_among_the_numbers() -> None:
+    assert Table(["LAG"], [[5], [UNKNOWN]]).as_text().split("\n") == ["LAG", "  5", "  ?"]
 
 
 def test_json_has_names_for_programs_and_values_as_they_are() -> None:
@@ -56,11 +60,11 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "h", "1y", "1h!", " 1h", "-1h"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(Refused, match="is no duration"):
+    with pytest.raises(WrongUsage, match="is no duration"):
         words.duration(text)
 
 
 def test_moments_need_their_zone() -> None:
     assert words.moment("2026-01-31T12:00:00Z") == datetime(2026, 1, 31, 12, tzinfo=UTC)
-    with pytest.raises(Refused, match="2026-01-31T00:00:00Z for UTC"):
+    with pytest.raises(WrongUsage, match="2026-01-31T00:00:00Z for UTC"):
         words.moment("2026-01-31")

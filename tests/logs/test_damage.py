@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import random
+from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from pxrs.errors import Damaged, NotFound
+from pxrs.logs import mark
 from pxrs.logs.base import SCHEMA, Stamp
 from pxrs.logs.parquet import digest_of
 from pxrs.logs.partition import PartitionFiles
@@ -39,14 +43,22 @@ def put(segment: Path, content: bytes | bytearray) -> None:
         file.truncate()
 
 
+@pytest.fixture
+def restarts(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Restart the machine, as far as the log can see: after a power loss no mark of before means anything."""
+    boots = (f"{number:016x}" for number in count(1))
+    return lambda: monkeypatch.setattr(mark, "_boot", partial(str, next(boots)))
+
+
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 def test_b28_b29_a_tail_torn_at_every_byte_is_cut_and_appends_go_on(
-    open_file: OpenFile, queue: Path, step: int
+    open_file: OpenFile, queue: Path, restarts: Callable[[], None], step: int
 ) -> None:
     segment, ends = write_three(open_file, queue)
     whole = segment.read_bytes()
     for cut in range(ends[2], ends[3], step):
         put(segment, whole[:cut])
+        restarts()
         reader = open_file()
         assert read_all(reader, 0) == list(enumerate(numbered(4))), cut
         assert segment.stat().st_size == cut, "a reader never writes"
@@ -57,8 +69,9 @@ def test_b28_b29_a_tail_torn_at_every_byte_is_cut_and_appends_go_on(
         assert not list(segment.parent.glob("*.cut-*")), "an incomplete batch was never acknowledged"
 
 
-def test_b28_b29_a_tail_of_zeros_is_cut(open_file: OpenFile, queue: Path) -> None:
+def test_b28_b29_a_tail_of_zeros_is_cut(open_file: OpenFile, queue: Path, restarts: Callable[[], None]) -> None:
     segment, ends = write_three(open_file, queue)
+    restarts()
     os.truncate(segment, ends[2])
     os.truncate(segment, ends[3])  # the size without the content, as a power loss can leave it
     assert read_all(open_file(), 0) == list(enumerate(numbered(4)))
@@ -66,9 +79,10 @@ def test_b28_b29_a_tail_of_zeros_is_cut(open_file: OpenFile, queue: Path) -> Non
 
 
 def test_a_last_batch_with_half_its_content_is_set_aside_by_the_next_writer(
-    open_file: OpenFile, queue: Path, caplog: pytest.LogCaptureFixture
+    open_file: OpenFile, queue: Path, restarts: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     segment, ends = write_three(open_file, queue)
+    restarts()
     whole = segment.read_bytes()
     half = (ends[2] + 2 * ends[3]) // 3
     torn = whole[:half] + b"\0" * (ends[3] - half)

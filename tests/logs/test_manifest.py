@@ -11,6 +11,7 @@ import pytest
 
 from pxrs.errors import Damaged, NewerFormat
 from pxrs.logs.files import FileLog
+from pxrs.logs.locks import close_held, open_held, try_lock
 from pxrs.logs.manifest import NAME, NOTHING, Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
 
 from .conftest import OpenFile
@@ -125,8 +126,29 @@ def test_b34_a_manifest_that_is_lost_or_old_costs_no_sealed_file(open_file: Open
         with pytest.raises(Damaged, match=r"manifest\.json is missing or older .*pxrs log repair"):
             attempt(open_file(delete_delay_ms=0))
     for _ in range(2):
-        with pytest.raises(Damaged, match=r"manifest\.json is gone|the offsets 4 to 7 are missing"):
+        with pytest.raises(Damaged, match=r"manifest\.json is gone|manifest\.json is missing or older"):
             reader.bounds(0)
     assert sorted(os.listdir(path.parent)) == before
     path.write_bytes(good)
     assert read_all(open_file(), 0) == read_all(reader, 0) == list(enumerate(numbered(12)))
+
+
+def test_b34_a_lost_manifest_is_noticed_also_while_another_is_at_work_there(open_file: OpenFile, queue: Path) -> None:
+    """Who may not sweep, now or ever, must not take the first segment for the start of the log."""
+    log, path = open_file(segment_bytes=1, durability="flush"), queue / "partition-0" / NAME
+    for number in range(4):
+        log.append({0: entries(numbered(2, 2 * number))})
+    log.seal(0)
+    good = path.read_bytes()
+    path.unlink()
+    fd = open_held(str(path.with_name("housekeeping.lock")), os.O_RDWR)
+    try:
+        assert try_lock(fd)
+        reader = open_file()
+        for attempt in (lambda: reader.bounds(0), lambda: reader.append({0: entries([b"x"])})):
+            with pytest.raises(Damaged, match=r"manifest\.json is missing or older .*pxrs log repair"):
+                attempt()
+        path.write_bytes(good)
+        assert read_all(reader, 0) == list(enumerate(numbered(8)))
+    finally:
+        close_held(fd)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from pxrs.errors import BeyondEnd, Damaged, NewerFormat, Unavailable
-from pxrs.logs import inspection
+from pxrs.logs import indexfile, inspection
 from pxrs.logs import repair as repairing
 from pxrs.logs.base import Stamp
 from pxrs.logs.damage import find_damage
 from pxrs.logs.files import FileLog
+from pxrs.logs.index import BatchIndex
 from pxrs.logs.inspection import inspect
 from pxrs.logs.locks import close_held, open_held, try_lock
 from pxrs.logs.manifest import Manifest, Summary, read_manifest, write_manifest
@@ -234,6 +235,7 @@ def test_b37_an_index_of_another_segment_is_damage(shelf: Shelf) -> None:
 def test_a_torn_tail_is_told_and_cut(shelf: Shelf) -> None:
     active = shelf.path(50)
     active.write_bytes(active.read_bytes()[:-100])
+    (shelf.directory / "lock").write_bytes(b"")  # the machine was restarted: no mark means anything
     assert shelf.kinds() == ["tail"] and shelf.damage() == []
     [step] = shelf.repair().steps
     assert (step.action, step.path) == ("cut", str(active)) and "bytes of an unfinished batch" in step.detail
@@ -362,3 +364,53 @@ def test_a_partition_that_is_sealed_while_it_is_looked_at_is_looked_at_again(
 
     monkeypatch.setattr(inspection, "read_manifest", read)
     assert shelf.kinds() == [] and sealing == []
+
+
+# ---- others at work -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lock", "name"),
+    [("housekeeping.lock", f"{30:020d}.parquet.tmp"), ("lock", "new-segment.tmp"), ("lock", f"{50:020d}.arrow.tmp")],
+)
+def test_what_another_process_is_writing_now_is_not_left_over(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, lock: str, name: str
+) -> None:
+    monkeypatch.setattr(inspection, "_PATIENCE", 0.05, raising=False)
+    (shelf.directory / name).write_bytes(b"half")
+    (shelf.directory / "somebody.tmp").write_bytes(b"not ours")
+    fd = open_held(str(shelf.directory / lock), os.O_RDWR)
+    try:
+        assert try_lock(fd)
+        assert shelf.kinds() == []
+    finally:
+        close_held(fd)
+    assert shelf.kinds() == ["leftover"]
+    assert [os.path.basename(step.path) for step in shelf.repair().steps] == [name]
+    assert (shelf.directory / "somebody.tmp").exists() and shelf.kinds() == []
+
+
+def test_an_index_that_grows_while_it_is_looked_at_is_not_spoilt(
+    shelf: Shelf, open_file: OpenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexfile, "BLOCK", 1)
+    log, load, done = open_file(), indexfile.load, list[str]()
+    log.append({0: entries([b"x"])})
+
+    def load_and_append(path: str, index: BatchIndex) -> indexfile.Saved:
+        saved = load(path, index)
+        if not done and path == str(shelf.path(50, "index")):
+            done.append(path)
+            log.append({0: entries([b"y"])})
+        return saved
+
+    monkeypatch.setattr(indexfile, "load", load_and_append)
+    assert shelf.kinds() == [] and done
+
+
+def test_of_a_segment_and_its_sealed_file_the_one_that_is_whole_is_never_deleted(shelf: Shelf, queue: Path) -> None:
+    shelf.path(10).write_bytes(b"a segment that was sealed, and not yet deleted")
+    flip(shelf.path(10, "parquet"), 30)
+    done = shelf.repair()
+    assert [(step.action, step.path) for step in done.steps] == [("kept aside", f"{shelf.path(10)}.cut-0")]
+    assert done.damage is not None and done.damage.offset == 10

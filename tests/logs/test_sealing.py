@@ -222,6 +222,57 @@ def test_a_writer_that_was_idle_goes_on_when_its_last_segment_is_sealed_under_it
     assert idle.append({0: entries([b"idle"])}) == {0: 12}
 
 
+def test_segments_sealed_while_a_reader_goes_from_one_to_the_next_are_not_the_end(
+    open_file: OpenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = write_segments(open_file, 1)
+    assert reader.bounds(0) == (0, 2)
+    busy = write_segments(open_file, 5, open_file(**SMALL), 1)
+    once(monkeypatch, os.path, "exists", lambda: busy.seal(0))
+    assert reader.bounds(0) == (0, 12)
+
+
+# --- what is not as it should be
+
+
+def test_a_segment_from_the_future_is_sealed(open_file: OpenFile, queue: Path) -> None:
+    log = write_segments(open_file, 4)
+    os.utime(queue / "partition-0" / f"{0:020d}.arrow", (2**32, 2**32))
+    assert [chunk.start for chunk in log.seal(0)] == [0, 2]
+
+
+def test_a_sealed_file_that_is_gone_does_not_hold_up_retention(open_file: OpenFile, queue: Path) -> None:
+    log = write_segments(open_file, 5)
+    log.seal(0)
+    (queue / "partition-0" / f"{0:020d}.parquet").unlink()
+    assert log.trim(0, 4) == 4
+    assert read_all(open_file(), 0, 4) == list(enumerate(numbered(10)))[4:]
+
+
+def test_what_was_verified_is_forgotten_when_it_is_trimmed(open_file: OpenFile) -> None:
+    log = write_segments(open_file, 5)
+    log.seal(0)
+    assert len(read_all(log, 0)) == 10
+    log.trim(0, 4)
+    assert [sealed.start for sealed in log._partition(0)[0].history._intact] == [4]
+
+
+def test_a_sweep_leaves_a_segment_whose_sealed_file_is_gone(open_file: OpenFile, queue: Path) -> None:
+    """It is all that is left of its messages."""
+    log, first = write_segments(open_file, 4), queue / "partition-0" / f"{0:020d}.arrow"
+    content = first.read_bytes()
+    log.seal(0)
+    first.with_suffix(".parquet").rename(queue / "elsewhere")
+    first.write_bytes(content)
+    orphan = first.with_name(f"{999:020d}.index")
+    orphan.write_bytes(b"of a segment that is gone")
+    open_file(**SMALL).bounds(0)
+    assert first.exists() and not orphan.exists()
+    (queue / "elsewhere").rename(first.with_suffix(".parquet"))
+    open_file(**SMALL).bounds(0)
+    assert not first.exists()
+
+
 # --- real processes
 
 STOPPED_SEALER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,6 +49,7 @@ def append_to(log: files.FileLog, partitions: int) -> None:
 
 @pytest.mark.skipif(not syncfs._is_usable(), reason="this system has no syncfs that reports errors")
 def test_many_partitions_share_one_sync(open_file: OpenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syncfs, "_file_system_of", lambda _fd: 0xEF53)  # wherever the test runs
     log = open_file(MANY)
     append_to(log, MANY)
     syncs = Syncs(monkeypatch)
@@ -99,3 +101,19 @@ def test_files_on_two_disks_are_not_synced_as_one(tmp_path: Path, monkeypatch: p
     disks = iter((1, 2))
     monkeypatch.setattr(os, "fstat", lambda _fd: SimpleNamespace(st_dev=next(disks)))
     assert not syncfs.sync_together([0, 1])
+
+
+@pytest.mark.parametrize("kind", [0x794C7630, 0x65735546, None], ids=["overlayfs", "FUSE", "unknown"])
+def test_b31_a_file_system_that_may_hide_a_failed_sync_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int | None
+) -> None:
+    monkeypatch.setattr(syncfs, "_file_system_of", lambda _fd: kind, raising=False)
+    with (tmp_path / "file").open("wb") as file:
+        assert not syncfs.sync_together([file.fileno()])
+
+
+def test_the_kind_of_a_file_system_is_what_the_system_says(tmp_path: Path) -> None:
+    told = subprocess.run(["stat", "-f", "-c", "%t", str(tmp_path)], capture_output=True, text=True, check=True)
+    with (tmp_path / "file").open("wb") as file:
+        assert syncfs._file_system_of(file.fileno()) == int(told.stdout, 16)
+    assert syncfs._file_system_of(-1) is None

@@ -228,6 +228,19 @@ def test_a_group_with_members_cannot_be_deleted_and_an_empty_one_is_gone() -> No
         assert site.queue.groups() == [] and site.queue.store.scan("") == []
 
 
+def test_a_member_that_was_killed_is_put_out_by_force_and_one_that_lives_is_not() -> None:
+    with Site(settings=HASTY) as site:
+        consumer = site.member("A", Recorder())
+        site.await_owners("A")
+        with pytest.raises(Refused, match="'A' is alive"):
+            site.queue.group("g").delete(force=True)
+        consumer.kill()
+        with pytest.raises(Refused, match="pxrs member evict"):
+            site.queue.group("g").delete()
+        site.queue.group("g").delete(force=True)
+        assert site.queue.groups() == [] and site.queue.store.scan("") == []
+
+
 # ---- old handles --------------------------------------------------------------------------------------------------
 
 

@@ -303,6 +303,25 @@ def test_b69_garbage_in_the_environment_is_refused(text: str) -> None:
         load_settings(None, {"PXRS_LEASE_MS": text})
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("PXRS_RETENTION_BYTE", "PXRS_RETENTION_BYTES"),
+        ("PXRS_LEASEMS", "PXRS_LEASE_MS"),
+        ("PXRS_DURABLITY", "PXRS_DURABILITY"),
+    ],
+)
+def test_b69_a_slip_in_the_environment_is_refused_with_the_name_that_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(BadSetting, match=rf"{name} .*did you mean {meant}\?"):
+        load_settings(None, {name: "3"})
+
+
+def test_other_names_in_the_environment_are_left_alone() -> None:
+    names = ("URL", "SETTINGS", "KEY", "PARTITION", "OFFSET", "TEST_SEED", "HOME", "")
+    environ = {f"PXRS_{name}": "3" for name in names if name != "SETTINGS"} | {"RETENTION_BYTE": "3"}
+    assert load_settings(None, environ) == Settings()
+
+
 def test_file_then_environment_then_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pxrs.yaml"
     path.write_text("lease_ms: 5000\ntries: 7\nbackoff_ms: 3\n")

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from tests.runtime.support import eventually
 
 import pxrs
-from pxrs.errors import BadSetting, HandlerFailed, Refused, StopConsuming
+from pxrs.errors import BadSetting, BeyondEnd, HandlerFailed, Refused, StopConsuming
 from pxrs.model import Batch
 from pxrs.sinks import ParquetSink, QueueSink
 from pxrs.spark import Pipeline, frame
@@ -107,6 +107,13 @@ def test_map_arrow_sees_each_partition_in_order(
     sink = ParquetSink(tmp_path / "out")
     Pipeline(spark, queue, "g", map_arrow=order, sink=sink, settings=settings).run(until_end=True)
     assert ds.dataset(tmp_path / "out", format="parquet").count_rows() == 200
+
+
+def test_b27_until_end_does_not_pass_over_a_checkpoint_beyond_the_end(spark: SparkSession, queue: pxrs.Queue) -> None:
+    Pipeline(spark, queue, "g", lambda df: None).run(until_end=True)
+    queue.group("g").registry.seek({2: 5_000}, {})
+    with pytest.raises(BeyondEnd, match="5000"):
+        Pipeline(spark, queue, "g", lambda df: None).run(until_end=True)
 
 
 def test_a_second_run_goes_on_where_the_first_has_stopped(

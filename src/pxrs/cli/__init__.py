@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 3 too much lag."""
-    from pxrs.cli.app import run  # here, so that importing this package costs nothing
+    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 3 too much lag, 130 interrupted."""
+    try:
+        from pxrs.cli.app import run  # here, so that importing this package costs nothing
 
-    return run(sys.argv[1:] if arguments is None else arguments)
+        return run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:  # the import takes a moment, and somebody may change their mind
+        return 130

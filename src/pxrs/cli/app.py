@@ -123,17 +123,29 @@ def build() -> typer.Typer:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; errors become one line on stderr and an exit code."""
     debug = "--debug" in arguments
+    code = _run(arguments, debug)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output is gone (``| head``): then there is nobody to tell
+        _drop_output()
+    except OSError as error:
+        _drop_output()
+        return code or _failed(_plain(error, "stdout"), debug)
+    return code
+
+
+def _run(arguments: Sequence[str], debug: bool) -> int:
     try:
         build()([word for word in arguments if word != "--debug"], prog_name="pxrs")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     except PxrsError as error:
         return _failed(str(error), debug)
+    except OSError as error:
+        return _failed(_plain(error), debug)
     except Exception as error:
         again = "" if debug else "; `pxrs --debug ...` shows where"
         return _failed(f"unexpected {type(error).__name__}: {error}{again}", debug)
-    finally:
-        _leave_pipe()
     return 0
 
 
@@ -144,9 +156,12 @@ def _failed(text: str, debug: bool) -> int:
     return 1
 
 
-def _leave_pipe() -> None:
-    """Whoever read our output may be gone (``| head``): then there is nobody to tell."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _plain(error: OSError, where: str = "") -> str:
+    """What the system refused, and where; without the number and the quotes of Python's text."""
+    name = error.filename or where
+    return f"{name}: {error.strerror}" if name and error.strerror else str(error.strerror or error)
+
+
+def _drop_output() -> None:
+    """What is still buffered would fail again when the process ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pxrs.cli.messages import FORMAT_HELP, printable, shape
-from pxrs.cli.options import Output, Partitions, RegistryUrl, Url, opened
+from pxrs.cli.options import Output, Partitions, RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import show
 from pxrs.cli.words import timestamp
-from pxrs.errors import NotFound, Refused
+from pxrs.errors import NotFound
 from pxrs.views.tables import Table
 
 if TYPE_CHECKING:
@@ -35,10 +35,15 @@ def _line(queue: Queue, partition: int) -> list[int | str | None]:
     start, end = queue.log.bounds(partition)
     chunks = queue.log.chunks(partition)
     sealed = sum(chunk.kind == "parquet" for chunk in chunks)
-    times = (_oldest_us(queue, partition, chunks[0]), chunks[-1].last_us) if start < end else (None, None)
+    times = (_oldest_us(queue, partition, chunks[0]), _newest_us(chunks)) if start < end else (None, None)
     shown = [None if at is None else timestamp(at) for at in times]
     size = sum(chunk.bytes for chunk in chunks)
     return [partition, start, end, end - start, sealed, len(chunks) - sealed, size, *shown]
+
+
+def _newest_us(chunks: Sequence[Chunk]) -> int | None:
+    """The newest time that is known: the last segment may have been begun, and hold nothing yet."""
+    return next((chunk.last_us for chunk in reversed(chunks) if chunk.last_us is not None), None)
 
 
 def _oldest_us(queue: Queue, partition: int, chunk: Chunk) -> int:
@@ -64,7 +69,7 @@ def cat(
     registry: RegistryUrl = None,
 ) -> None:
     """Print stored messages without consuming them, partition by partition."""
-    form = None if output in ("table", "csv") else shape(output)
+    form = None if output in ("table", "csv") else shape(output, "table", "csv")
     with opened(url, registry) as queue:
         found = _messages(queue, partitions, offset, limit)
         if form is None:
@@ -103,5 +108,5 @@ def first_offset(queue: Queue, partition: int, offset: str) -> int:
     try:
         number = int(offset)
     except ValueError:
-        raise Refused(f"--offset {offset!r}: a number, earliest or latest") from None
+        raise WrongUsage(f"--offset {offset!r}: a number, earliest or latest") from None
     return max(start, end + number) if number < 0 else number

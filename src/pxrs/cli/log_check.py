@@ -15,6 +15,7 @@ from pxrs.errors import Expired, PxrsError, Refused, Unavailable
 from pxrs.views.tables import Table
 
 if TYPE_CHECKING:
+    from pxrs.logs.damage import Damage
     from pxrs.logs.inspection import Finding
     from pxrs.runtime.queue import Queue
 
@@ -166,7 +167,13 @@ def _repair_all(
             rows.append([number, "left", damage.path, damage.why])
             left.append(
                 f"partition {number}: {damage.why}. --cut-damaged would end it at offset {damage.offset}: "
-                f"{damage.lost} messages, {damage.offset} to {damage.end - 1}, would be kept aside"
+                f"{_lost(damage)} would be kept aside"
             )
         advance(1)
     return rows, left
+
+
+def _lost(damage: Damage) -> str:
+    if not damage.lost:
+        return "what stands there, nobody can tell how many messages,"
+    return f"{damage.lost} messages, {damage.offset} to {damage.end - 1},"

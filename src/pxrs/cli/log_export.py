@@ -48,6 +48,7 @@ def export(
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise Refused(f"{directory} is not empty: name a directory that is, or that is not there yet")
     with opened(url, registry) as queue:
+        _refuse_own_directory(queue, directory)
         stretches = {partition: queue.log.bounds(partition) for partition in chosen(queue, partitions)}
         os.makedirs(directory, exist_ok=True)
         total = sum(end - start for start, end in stretches.values())
@@ -61,6 +62,13 @@ def export(
                 for partition, (start, end) in stretches.items()
             ]
     show(Table(["PARTITION", "MESSAGES", "FILE"], rows), output)
+
+
+def _refuse_own_directory(queue: Queue, directory: Path) -> None:
+    """Among the files of the log, the next look at them would find strangers."""
+    home = queue.log.directory
+    if home is not None and directory.resolve().is_relative_to(Path(home).resolve()):
+        raise Refused(f"{directory} is inside the queue's own directory {home}: export to another place")
 
 
 def _batches(queue: Queue, partition: int, start: int, end: int, advance: Callable[[int], None]) -> Batches:

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pxrs.cli.options import WrongUsage
 from pxrs.cli.words import timestamp
-from pxrs.errors import Refused
 
 if TYPE_CHECKING:
     from pxrs.model import Message
@@ -31,15 +31,16 @@ _FIELDS: dict[str, Shape] = {
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
 
 
-def shape(form: str) -> Shape:
-    """The function that turns a message into the line to print."""
+def shape(form: str, *others: str) -> Shape:
+    """The function that turns a message into the line to print; ``others`` are forms that the caller knows besides."""
     if form == "value":
         return lambda message: message.value
     if form == "json":
         return lambda message: json.dumps(as_object(message)).encode()
     if "%" in form:
         return _template(form)
-    raise Refused(f"format {form!r} is not known: value, json, or a template such as '%p %o %k %v'")
+    known = ", ".join((*others, "value", "json"))
+    raise WrongUsage(f"format {form!r} is not known: {known}, or a template such as '%p %o %k %v'")
 
 
 def _template(form: str) -> Shape:
@@ -47,7 +48,7 @@ def _template(form: str) -> Shape:
     for piece in re.split(r"(%.|\\[nt\\])", form):
         if piece.startswith("%"):
             if piece[1:] not in _FIELDS:
-                raise Refused(f"format {form!r}: {piece} is not known; there are %{' %'.join(_FIELDS)}")
+                raise WrongUsage(f"format {form!r}: {piece} is not known; there are %{' %'.join(_FIELDS)}")
             parts.append(_FIELDS[piece[1:]])
         else:
             parts.append(_ESCAPES.get(piece, piece).encode())
@@ -56,7 +57,7 @@ def _template(form: str) -> Shape:
 
 def as_object(message: Message) -> dict[str, Any]:
     """A message as JSON has it. Bytes that are no text stand as base64, under a name that says so."""
-    found: dict[str, Any] = {
+    return {
         "partition": message.partition,
         "offset": message.offset,
         "timestamp": timestamp(message.timestamp_us),
@@ -64,8 +65,8 @@ def as_object(message: Message) -> dict[str, Any]:
         **_bytes("value", message.value),
         "headers": {name: printable(value) for name, value in message.headers.items()},
         "id": message.id,
+        "tenant": message.tenant,
     }
-    return found if message.tenant is None else found | {"tenant": message.tenant}
 
 
 def _bytes(name: str, value: bytes | None) -> dict[str, str | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
+from pxrs.cli.options import WrongUsage
 from pxrs.clock import SystemClock
-from pxrs.errors import Refused
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
@@ -16,7 +16,7 @@ def duration(text: str) -> timedelta:
     """``90s``, ``1h30m``, ``7d``."""
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise Refused(f"{text!r} is no duration: write 90s, 15m, 1h30m or 7d")
+        raise WrongUsage(f"{text!r} is no duration: write 90s, 15m, 1h30m or 7d")
     return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
@@ -25,9 +25,9 @@ def moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise Refused(f"{text!r} is no time: write it as 2026-01-31T12:00:00Z") from None
+        raise WrongUsage(f"{text!r} is no time: write it as 2026-01-31T12:00:00Z") from None
     if found.tzinfo is None:
-        raise Refused(f"{text!r} has no time zone: write {found.isoformat()}Z for UTC, or {found.isoformat()}+02:00")
+        raise WrongUsage(f"{text!r} has no time zone: write {found.isoformat()}Z for UTC, or {found.isoformat()}+02:00")
     return found
 
 

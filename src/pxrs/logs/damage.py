@@ -63,7 +63,7 @@ def fault_of(path: str, sealed: Sealed) -> str:
 def _damage_in_segments(directory: str, manifest: Manifest) -> Damage | None:
     sealed_end = manifest.summary.sealed_end
     bases = [base for base in bases_of(directory, "arrow") if base >= sealed_end]
-    expected, mark = sealed_end, read_mark(directory)
+    expected, mark = sealed_end if sealed_end or not bases else bases[0], read_mark(directory)
     for base in bases:
         path = segment_path(directory, base)
         if base != expected:

@@ -103,13 +103,9 @@ def _manifest_findings(directory: str, manifest: Manifest) -> Iterator[Finding]:
     path = os.path.join(directory, NAME)
     if not _is_whole(manifest):
         yield Finding("manifest", path, f"{path} does not describe a history without a gap", True)
-    found = Listing(directory)
-    for base in found.unlisted(manifest.summary):
+    for base in Listing(directory).unlisted(manifest.summary):
         sealed = os.path.join(directory, sealed_name(base))
         yield Finding("manifest", path, f"{sealed} holds messages, and {path} does not list it", True)
-    first = found.bases("arrow")[:1]
-    if first > [0] and not os.path.exists(path):
-        yield Finding("manifest", path, f"{path} is missing: the log does not begin at offset 0", True)
 
 
 def _is_whole(manifest: Manifest) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NoReturn
 
 from pxrs.errors import Damaged
 from pxrs.logs.manifest import NAME, Summary
@@ -79,21 +78,17 @@ class Listing:
         there is: the manifest was lost, or replaced by an old one.
         """
         for base in self.unlisted(summary):
-            self._refuse(f"it does not list {sealed_name(base)}, whose segment is gone")
+            raise Damaged(
+                f"{self._path(NAME)} is missing or older than the files beside it: it does not list "
+                f"{sealed_name(base)}, whose segment is gone; pxrs log repair rebuilds it"
+            )
 
     def segments(self, summary: Summary) -> list[int]:
         """The segments that hold what is not sealed: the first one begins where the sealed files end."""
         found = [base for base in self.bases("arrow") if base >= summary.sealed_end]  # others wait for their deletion
-        if found and found[0] != summary.sealed_end:
-            if not os.path.exists(self._path(NAME)):
-                self._refuse(f"without it the log would begin at offset 0, and it begins at {found[0]}")
+        if summary.sealed_end and found and found[0] != summary.sealed_end:
             raise Damaged(f"{self._directory}: the offsets {summary.sealed_end} to {found[0] - 1} are missing")
         return found
-
-    def _refuse(self, why: str) -> NoReturn:
-        raise Damaged(
-            f"{self._path(NAME)} is missing or older than the files beside it: {why}; pxrs log repair rebuilds it"
-        )
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)

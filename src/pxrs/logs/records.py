@@ -55,6 +55,6 @@ def refuse_offset(queue: str, partition: int, offset: int, bounds: tuple[int, in
     if offset < start:
         raise Expired(f"{where}: offsets {offset} to {start - 1} are no longer stored; the log starts at {start}")
     raise BeyondEnd(
-        f"{where}: offset {offset} is ahead of the log, which ends at {end}: it was cut or created anew. "
-        "Seek the group to go on"
+        f"{where}: offset {offset} is ahead of the log, which ends at {end}. "
+        "If it is a checkpoint, the log was cut or created anew: seek the group to go on"
     )

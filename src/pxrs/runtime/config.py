@@ -35,8 +35,9 @@ def load_settings(path: str | None = None, environ: Mapping[str, str] | None = N
     path = path or environ.get("PXRS_SETTINGS")
     from_file = read_yaml(path) if path else {}
     check_names(from_file, path or "")
+    from_outside = from_environment(environ)
     try:
-        return Settings.from_mapping({**from_file, **from_environment(environ), **arguments})
+        return Settings.from_mapping({**from_file, **from_outside, **arguments})
     except BadSetting as error:
         raise BadSetting(f"{path}: {error}" if path else str(error)) from None
 

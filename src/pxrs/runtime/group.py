@@ -97,10 +97,11 @@ class GroupHandle:
         members = [member.id for member in self._present_members()]
         if members and not force:
             raise Refused(
-                f"group {self.name!r} has members: {', '.join(members)}; stop them first. If they are dead, put them out "
-                "with `pxrs member evict`, or delete the group with `pxrs group delete --force`"
+                f"group {self.name!r} has members: {', '.join(members)}; stop them first. If they are dead, put them "
+                "out with `pxrs member evict`, or delete the group with `pxrs group delete --force`"
             )
-        self._remove_dead()
+        if members:
+            self._remove_dead()
         self._forget()
 
     def _present_members(self) -> list[MemberRow]:

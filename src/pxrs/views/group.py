@@ -31,7 +31,7 @@ class Line:
 class PartitionLine(Line):
     """``checkpoint`` is the next offset to process, ``end`` the one that the next message will get.
 
-    ``error`` says why the log could not be looked at. Then ``lag`` may be None, which means unknown, and so may ``end``.
+    ``error`` says why the log could not be looked at. Then ``lag`` may be None, which means unknown, and so ``end``.
     """
 
     partition: int
@@ -112,7 +112,7 @@ class GroupView(list[PartitionLine]):
 def partition_line(
     row: Partition, start: int, end: int | None, lag_seconds: float | None, error: str = ""
 ) -> PartitionLine:
-    """The line of one partition; ``error`` says why its log could not be looked at, None for ``end`` that it is unknown."""
+    """The line of one partition; ``error`` says why its log could not be looked at."""
     position = max(start, row.position) if row.checkpoint is None else row.position
     owner = row.owner.id if row.owner else None
     lag = None if end is None or (error and position > end) else max(0, end - position)
