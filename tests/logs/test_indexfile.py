@@ -99,11 +99,13 @@ def test_b37_a_writer_goes_on_behind_a_damaged_index_and_puts_it_right(
 ) -> None:
     active = segments[1]
     segment = active.with_suffix(".arrow")
-    good, whole = active.read_bytes(), segment.read_bytes()
+    lock = segment.parent / "lock"
+    good, whole, mark = active.read_bytes(), segment.read_bytes(), lock.read_bytes()
     damaged = damages(good, segments[0].read_bytes())
     for what in ["cut at 0", "cut at 70", "bit 300", "bit 50", "garbage after it", "another segment's", "zeros"]:
         put(active, damaged[what])
         put(segment, whole)
+        put(lock, mark)
         for number in range(4):  # a block's worth
             again = open_file(durability="flush")
             given = again.append({0: entries([b"more"])}, {0: Stamp("more", number)})

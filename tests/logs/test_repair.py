@@ -414,3 +414,25 @@ def test_of_a_segment_and_its_sealed_file_the_one_that_is_whole_is_never_deleted
     done = shelf.repair()
     assert [(step.action, step.path) for step in done.steps] == [("kept aside", f"{shelf.path(10)}.cut-0")]
     assert done.damage is not None and done.damage.offset == 10
+
+
+@pytest.mark.parametrize("how", ["cut between two batches", "deleted"])
+def test_what_is_shorter_than_it_was_is_never_appended_to(open_file: OpenFile, queue: Path, how: str) -> None:
+    """Or the offsets of messages that groups have consumed would be given to others, which they then pass over."""
+    shelf = Shelf(open_file, queue)
+    last = shelf.directory / f"{50:020d}.arrow"
+    if how == "deleted":
+        last.unlink()
+    else:
+        index = BatchIndex()
+        inspection.walk_segment(str(last), 50, index)
+        os.truncate(last, index.positions[1])
+    left = 50 if how == "deleted" else 55
+    with pytest.raises(Damaged, match=r"was durable up to byte .* --cut-damaged"):
+        shelf.open().append({0: entries([b"new"])})
+    found = find_damage(str(shelf.directory))
+    assert found is not None and found.offset == left and "a file was cut or deleted" in found.why
+    shelf.repair(cut_damaged=True)
+    assert find_damage(str(shelf.directory)) is None
+    assert shelf.read() == WHOLE[:left]
+    assert shelf.open().append({0: entries([b"new"])}) == {0: left}

@@ -14,7 +14,7 @@ from pxrs.logs.index import BatchIndex
 from pxrs.logs.inspection import walk_segment
 from pxrs.logs.listing import bases_of
 from pxrs.logs.manifest import Manifest, Sealed, read_manifest
-from pxrs.logs.mark import Mark, read_mark
+from pxrs.logs.mark import Mark, read_mark, refuse_shorter
 from pxrs.logs.parquet import check_sealed, digest_of
 from pxrs.logs.segment import CONTINUATION, MAX_HEADER, SCHEMA_MESSAGE, NotAHeader, intact, read_header
 from pxrs.logs.segmentfile import segment_path
@@ -73,6 +73,17 @@ def _damage_in_segments(directory: str, manifest: Manifest) -> Damage | None:
         found, expected = _damage_in(path, base, index, _torn_from(base, mark) if base == bases[-1] else None)
         if found is not None:
             return found._replace(end=_known_end(directory, manifest, found.end))
+    return None if mark is None else _missing_tail(directory, mark, bases[-1] if bases else 0, expected)
+
+
+def _missing_tail(directory: str, mark: Mark, base: int, end: int) -> Damage | None:
+    """What ends before the mark has been cut, or has lost its last file."""
+    path = segment_path(directory, base)
+    size = os.path.getsize(path) if os.path.exists(path) else 0
+    try:
+        refuse_shorter(directory, mark, Mark(base, size))
+    except Damaged as error:
+        return Damage(path, size, end, end, str(error))
     return None
 
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import xxhash
 
+from pxrs.errors import Damaged
+
 _SIZE = 16 + 1 + 20 + 1 + 20 + 1 + 16
 _TRIES = 3
 
@@ -53,6 +55,17 @@ def read_mark(directory: str) -> Mark | None:
         return mark_in(fd)
     finally:
         os.close(fd)
+
+
+def refuse_shorter(directory: str, mark: Mark, found: Mark) -> None:
+    """Raise Damaged where the files end before the mark: what was stored, and perhaps consumed, is gone. Whoever
+    appended there would give the offsets of those messages to others, and groups would pass over them."""
+    if found < mark:
+        raise Damaged(
+            f"{directory} ends at byte {found.position} of segment {found.base}, and was durable up to byte "
+            f"{mark.position} of segment {mark.base}: a file was cut or deleted. Put it back from a copy, or let "
+            "`pxrs log repair --cut-damaged` accept what is left"
+        )
 
 
 def mark_in(fd: int) -> Mark | None:

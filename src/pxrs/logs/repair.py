@@ -206,7 +206,7 @@ def _cut(directory: str, lock: int, damage: Damage) -> Iterator[Step]:
     if left != manifest.files:
         end = left[-1].end if left else manifest.summary.start
         write_manifest(directory, Manifest(Summary(manifest.summary.start, end), left))
-    if damage.position > 0:
+    if 0 < damage.position < os.path.getsize(damage.path):
         aside = cut_segment(damage.path, damage.position, keep=True)
         yield Step("kept aside", str(aside), f"all of it from offset {damage.offset} on")
 

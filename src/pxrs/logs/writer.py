@@ -18,7 +18,7 @@ from pxrs.logs.base import Stamp
 from pxrs.logs.durable import check_size, create_file, sync_directory, write_all
 from pxrs.logs.listing import NEW_SEGMENT
 from pxrs.logs.locks import close_held, open_held, wait_for_lock
-from pxrs.logs.mark import Mark, mark_in, write_mark
+from pxrs.logs.mark import Mark, mark_in, refuse_shorter, write_mark
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.records import with_offsets
 from pxrs.logs.segment import SCHEMA_MESSAGE, encode
@@ -116,7 +116,10 @@ class PartitionWriter:
 
         What a writer left that was killed before its sync is made durable here, the name of a new segment as well.
         """
-        if mark_in(self._lock_fd) != self._written():
+        mark, written = mark_in(self._lock_fd), self._written()
+        if mark is not None:
+            refuse_shorter(self._files.directory, mark, written)
+        if mark != written:
             self._open_active()
             self.sync()
             if self._files.active is not None:
