@@ -282,3 +282,18 @@ def test_a_log_whose_partition_is_gone_says_so(open_file: OpenFile, queue: Path)
         log.append({0: entries([b"x"])})
     with pytest.raises(NotFound, match="partition-0"):
         log.subscribe(0, lambda: None)
+
+
+def test_a_segment_without_a_single_byte_is_damaged(
+    open_file: OpenFile, queue: Path, restarts: Callable[[], None]
+) -> None:
+    """It was complete, with its schema, before it got its name: nobody may append to it as if it were new."""
+    open_file().append({0: entries(numbered(3))})
+    [segment] = (queue / "partition-0").glob("*.arrow")
+    restarts()
+    os.truncate(segment, 0)
+    for _ in range(2):
+        with pytest.raises(Damaged, match=f"{segment} is empty"):
+            open_file().bounds(0)
+        with pytest.raises(Damaged, match=f"{segment} is empty"):
+            open_file().append({0: entries(numbered(3))})

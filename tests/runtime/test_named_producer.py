@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import pxrs
-from pxrs.errors import BadName, BadSetting
+from pxrs.errors import BadName, BadSetting, Refused
 
 # Sends batches 0 and 1; is killed in the second, when it is written and durable and nobody has been told.
 CHILD = """
@@ -107,6 +107,15 @@ def test_an_empty_batch_stores_nothing(place: str) -> None:
     with pxrs.open(place) as queue:
         partitions, offsets = queue.named_producer("ingest").send_batch(batch(0).slice(0, 0), sequence=0)
         assert len(partitions) == len(offsets) == 0 and stored(queue) == []
+
+
+def test_the_same_number_with_other_rows_is_refused(place: str) -> None:
+    with pxrs.open(place) as queue:
+        producer = queue.named_producer("ingest")
+        producer.send_batch(batch(0), sequence=0)
+        with pytest.raises(Refused, match=r"'ingest' sent batch 0 with \d+ messages before, and with \d+ now"):
+            producer.send_batch(pa.concat_tables([batch(0), batch(0)]), sequence=0)
+        assert stored(queue) == sorted(batch(0)["value"].to_pylist())
 
 
 @pytest.mark.parametrize("sequence", [-1, 1.5, None, True, 1 << 40])

@@ -22,7 +22,7 @@ from pxrs.logs.base import Chunk, Piece, Stamp
 from pxrs.logs.history import History
 from pxrs.logs.listing import Listing
 from pxrs.logs.mark import Mark, read_mark
-from pxrs.logs.records import first_at, refuse_offset
+from pxrs.logs.records import first_at, refuse_offset, refuse_other_rows
 from pxrs.logs.segment import Header
 from pxrs.logs.segmentfile import Replaced, Segment, close_segment, segment_path
 from pxrs.logs.walk import Tail
@@ -295,11 +295,14 @@ class PartitionFiles:
         return Chunk("arrow", os.path.abspath(segment.path), segment.base, end, size, newest)
 
     @_explained
-    def find_stamp(self, stamp: Stamp) -> int | None:
+    def find_stamp(self, stamp: Stamp, rows: int) -> int | None:
         """The first offset of the batch that carries this stamp, in the active segment or the one before it."""
         with self.lock:
             for index in range(max(0, len(self._segments) - 2), len(self._segments)):
-                found = self._indexed(index).index.find(stamp)
+                segment = self._indexed(index)
+                found = segment.index.find(stamp)
                 if found is not None:
+                    stored = segment.end_of(segment.index.number_of(found)) - found
+                    refuse_other_rows(self.queue, self.number, stamp, stored, rows)
                     return found
             return None

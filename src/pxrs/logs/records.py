@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pxrs.errors import BeyondEnd, Expired, NotFound, Refused
-from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA
+from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA, Stamp
 
 
 def check_entries(batch: pa.RecordBatch) -> None:
@@ -46,6 +46,15 @@ def first_at(batch: pa.RecordBatch, timestamp_us: int) -> int | None:
     """The first offset in this batch at or after a time. Times need not rise within a batch."""
     late = np.flatnonzero(times(batch) >= timestamp_us)
     return batch.column("offset")[int(late[0])].as_py() if len(late) else None
+
+
+def refuse_other_rows(queue: str, partition: int, stamp: Stamp, stored: int, rows: int) -> None:
+    """A batch that is sent again must be the same: else its rows would be acknowledged, and nowhere."""
+    if stored != rows:
+        raise Refused(
+            f"queue {queue!r}, partition {partition}: producer {stamp.producer!r} sent batch {stamp.sequence} with "
+            f"{stored} messages before, and with {rows} now: a number stands for the same messages for ever"
+        )
 
 
 def refuse_offset(queue: str, partition: int, offset: int, bounds: tuple[int, int]) -> NoReturn:

@@ -64,6 +64,8 @@ class Segment:
         if self._inode not in (None, found.st_ino):
             raise Replaced(self.path)
         self._inode = found.st_ino
+        if size == 0:  # it was complete before it got its name
+            raise Damaged(f"{self.path} is empty: what was in it, from offset {self.base} on, is gone")
         if limit is not None and limit <= min(size, self.position):
             return
         if size == self.position:

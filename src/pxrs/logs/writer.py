@@ -188,7 +188,7 @@ class PartitionWriter:
 
     def write(self, batch: pa.RecordBatch, stamp: Stamp | None) -> int:
         """Append the batch, unless its stamp is known; returns its first offset. Not durable before ``sync``."""
-        known = self._files.find_stamp(stamp) if stamp else None
+        known = self._files.find_stamp(stamp, batch.num_rows) if stamp else None
         if known is not None or not batch.num_rows:
             self._open_active()  # the first try may have died before its sync: this one vouches for it
             return self._files.end if known is None else known
