@@ -108,6 +108,15 @@ def test_verify_reads_sealed_files_too(full: Pxrs, tmp_path: Path) -> None:
     assert shown.code == 1 and "damaged" in shown.out and f"{5:020d}.parquet" in shown.err and "5 to 9" in shown.err
 
 
+def test_verify_goes_on_behind_a_damage(full: Pxrs, tmp_path: Path) -> None:
+    full("log", "seal", QUEUE)
+    for base in (0, 5):
+        flip(partition(tmp_path) / f"{base:020d}.parquet", 40)
+    shown = full("log", "verify", QUEUE)
+    assert shown.out.split()[3:] == ["0", "10", "damaged"], "ten of twenty are whole"
+    assert "0 to 4" in shown.err and "5 to 9" in shown.err
+
+
 def test_damage_before_a_group_is_no_lag_of_0(full: Pxrs, tmp_path: Path) -> None:
     full("log", "seal", QUEUE)
     make_group(full, "billing", "--to-latest")

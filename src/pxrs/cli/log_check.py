@@ -11,7 +11,7 @@ import typer
 from pxrs.cli.log import chosen
 from pxrs.cli.options import Output, Partitions, RegistryUrl, Url, opened
 from pxrs.cli.output import note, progress, show
-from pxrs.errors import Expired, PxrsError, Refused, Unavailable
+from pxrs.errors import Damaged, Expired, PxrsError, Refused, Unavailable
 from pxrs.views.tables import Table
 
 if TYPE_CHECKING:
@@ -113,12 +113,21 @@ def _read_all(queue: Queue, checked: _Checked, advance: Callable[[int], None]) -
                 raise
             position = start  # retention goes on meanwhile
             continue
+        except Damaged as error:
+            checked.damage.append(str(error))
+            position = _behind_file(queue, checked.partition, position)
+            continue
         rows = 0 if batch is None else batch.num_rows
         if batch is None or not np.array_equal(batch.column("offset").to_numpy(), np.arange(position, position + rows)):
             checked.damage.append(f"the offsets after {position} are not those of a whole log")
             return
         position, checked.messages = position + rows, checked.messages + rows
         advance(rows)
+
+
+def _behind_file(queue: Queue, partition: int, position: int) -> int:
+    """Where the file ends that holds this offset: what follows it may be sound, or have a damage of its own."""
+    return next(chunk.end for chunk in queue.log.chunks(partition) if chunk.end > position)
 
 
 def repair(
