@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 
+import pyarrow as pa
+
 from pxrs.clock import SystemClock
 from pxrs.errors import Unavailable
 from pxrs.logs.base import Chunk
@@ -58,6 +60,7 @@ def seal(files: PartitionFiles, compression: str, min_age: float = 0) -> list[Ch
         made = _full(files, min_age)
         for start, end in made:
             _seal(files, start, end, compression)
+            pa.default_memory_pool().release_unused()  # who sends or consumes should not keep what sealing took
         return [chunk for chunk in files.chunks() if (chunk.start, chunk.end) in made] if made else []
 
 
