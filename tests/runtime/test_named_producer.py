@@ -118,6 +118,22 @@ def test_the_same_number_with_other_rows_is_refused(place: str) -> None:
         assert stored(queue) == sorted(batch(0)["value"].to_pylist())
 
 
+def test_what_is_refused_in_one_partition_is_stored_in_none(place: str) -> None:
+    def rows(*partitions: int) -> pa.Table:
+        return pa.table({"key": [b"k"] * len(partitions), "value": [b"v"] * len(partitions), "partition": partitions})
+
+    with pxrs.open(place) as queue:
+        producer = queue.named_producer("ingest")
+        producer.send_batch(rows(1), sequence=0)
+        with pytest.raises(Refused, match="partition 1: producer 'ingest' sent batch 0"):
+            producer.send_batch(rows(0, 1, 1, 2), sequence=0)
+        producer.send_batch(rows(3), sequence=1)
+    with pxrs.open(place) as queue:
+        assert queue.ends() == {0: 0, 1: 1, 2: 0, 3: 1}
+        queue.named_producer("ingest").send_batch(rows(0, 2), sequence=2)
+        assert queue.ends() == {0: 1, 1: 1, 2: 1, 3: 1}, "nothing came to light that had been refused"
+
+
 @pytest.mark.parametrize("sequence", [-1, 1.5, None, True, 1 << 40])
 def test_a_wrong_number_is_refused(place: str, sequence: object) -> None:
     with pxrs.open(place) as queue, pytest.raises(BadSetting, match="sequence = "):

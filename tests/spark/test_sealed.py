@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -53,6 +54,18 @@ def batch_of(number: int) -> pa.Table:
 
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+
+
+@contextmanager
+def few_segments(place: Path, **settings: Any) -> Iterator[pxrs.Queue]:
+    """One partition of a few segments, none of them sealed yet."""
+    chosen = pxrs.Settings(segment_bytes=10_000, seal="manual", **settings)
+    with pxrs.open(f"file:{place}/orders", partitions=1, settings=chosen) as queue:
+        with queue.producer() as producer:
+            for number in range(4):
+                producer.send_batch(batch_of(number))
+                producer.flush()
+        yield queue
 
 
 def sealed_end(queue: pxrs.Queue, partition: int) -> int:
@@ -123,12 +136,7 @@ def test_a_pipeline_over_history_takes_each_message_once(spark: SparkSession, qu
 
 
 def test_a_task_that_was_planned_before_the_seal_reads_on(tmp_path: Path) -> None:
-    settings = pxrs.Settings(segment_bytes=10_000, seal="manual")
-    with pxrs.open(f"file:{tmp_path}/orders", partitions=1, settings=settings) as queue:
-        with queue.producer() as producer:
-            for number in range(4):
-                producer.send_batch(batch_of(number))
-                producer.flush()
+    with few_segments(tmp_path) as queue:
         end = queue.ends()[0]
         planned = queue.log.pieces(0, 7, end)
         assert queue.log.seal(0)
@@ -138,12 +146,7 @@ def test_a_task_that_was_planned_before_the_seal_reads_on(tmp_path: Path) -> Non
 
 
 def test_a_flipped_bit_in_a_page_fails_the_job(spark: SparkSession, tmp_path: Path) -> None:
-    settings = pxrs.Settings(segment_bytes=10_000, seal="manual", seal_compression="none")
-    with pxrs.open(f"file:{tmp_path}/orders", partitions=1, settings=settings) as queue:
-        with queue.producer() as producer:
-            for number in range(4):
-                producer.send_batch(batch_of(number))
-                producer.flush()
+    with few_segments(tmp_path, seal_compression="none") as queue:
         [first, *_] = queue.log.seal(0)
         df = frame(spark, queue, {0: (first.start, first.end)})
         data = bytearray(Path(first.path).read_bytes())
@@ -156,14 +159,9 @@ def test_a_flipped_bit_in_a_page_fails_the_job(spark: SparkSession, tmp_path: Pa
 
 
 def test_a_file_that_is_gone_is_never_passed_over(spark: SparkSession, tmp_path: Path) -> None:
-    settings = pxrs.Settings(segment_bytes=10_000, seal="manual")
     spark.conf.set("spark.sql.files.ignoreMissingFiles", True)
     try:
-        with pxrs.open(f"file:{tmp_path}/orders", partitions=1, settings=settings) as queue:
-            with queue.producer() as producer:
-                for number in range(4):
-                    producer.send_batch(batch_of(number))
-                    producer.flush()
+        with few_segments(tmp_path) as queue:
             [first, *_] = queue.log.seal(0)
             df = frame(spark, queue, {0: (0, queue.ends()[0])})
             Path(first.path).unlink()

@@ -123,7 +123,8 @@ class Log(ABC):
         """Append one batch (``ENTRY_SCHEMA``) to each of these partitions; returns the first offset given in each.
 
         Durable when it returns. A batch whose stamp was appended before is not stored again: its old offset
-        is returned. Raises Damaged or Unavailable; then a later retry with the same stamps is safe.
+        is returned (a log of files refuses one with another number of rows). Raises Damaged or Unavailable; then
+        a later retry with the same stamps is safe.
         """
 
     @abstractmethod

@@ -87,8 +87,10 @@ class FileLog(Log):
             with ExitStack() as locks:
                 for writer in writers.values():  # in sorted order: two processes never wait for each other
                     locks.enter_context(writer.locked())
-                for number, writer in writers.items():
-                    firsts[number] = writer.write(batches[number], (stamps or {}).get(number))
+                given = {number: (batches[number], (stamps or {}).get(number)) for number in writers}
+                known = {number: writer.find(*given[number]) for number, writer in writers.items()}
+                for number, writer in writers.items():  # only now: what is refused in one is written to none
+                    firsts[number] = writer.write(*given[number], known[number])
                 self._sync(list(writers.values()))
                 for writer in writers.values():
                     writer.publish()

@@ -186,9 +186,12 @@ class PartitionWriter:
 
     # --- appending
 
-    def write(self, batch: pa.RecordBatch, stamp: Stamp | None) -> int:
-        """Append the batch, unless its stamp is known; returns its first offset. Not durable before ``sync``."""
-        known = self._files.find_stamp(stamp, batch.num_rows) if stamp else None
+    def find(self, batch: pa.RecordBatch, stamp: Stamp | None) -> int | None:
+        """Where the batch stands already, if it does; Refused if another one has its stamp."""
+        return self._files.find_stamp(stamp, batch.num_rows) if stamp else None
+
+    def write(self, batch: pa.RecordBatch, stamp: Stamp | None, known: int | None) -> int:
+        """Append the batch, unless it is known; returns its first offset. Not durable before ``sync``."""
         if known is not None or not batch.num_rows:
             self._open_active()  # the first try may have died before its sync: this one vouches for it
             return self._files.end if known is None else known
