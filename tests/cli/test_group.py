@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import pxrs as library
+from pxrs.cli import group as group_commands
 from pxrs.logs.files import FileLog
 from pxrs.model import MemberRow
 
@@ -134,7 +135,8 @@ def test_watch_shows_it_again_until_interrupted(ready: Pxrs, monkeypatch: pytest
         if len(pauses) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(time, "sleep", pause)
+    # Not time.sleep itself: threads of other tests may sleep as well, and would be the ones interrupted.
+    monkeypatch.setattr(group_commands, "_pause", pause)
     shown = ready("group", "describe", QUEUE, "billing", "--watch", "--every", "500ms")
     assert shown.code == 0 and shown.out.count("TOTAL-LAG") == 3 and pauses == [0.5] * 3
 

@@ -65,9 +65,13 @@ def _watch(queue: Queue, group: str, output: Any, pause: float) -> None:
     try:
         while True:
             print(clear + _described(queue.group(group).describe(), output), flush=True)
-            time.sleep(pause)
+            _pause(pause)
     except KeyboardInterrupt:
         return
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def _described(view: GroupView, output: Any) -> str:
