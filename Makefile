@@ -13,7 +13,7 @@ help: ## this list
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "PXRS needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check -U 'pip>=25.1' -c constraints.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[testing,spark,nats,servers]' --group dev
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . --group dev
 	@touch $@
 
 install: .venv/.installed ## create .venv and install everything

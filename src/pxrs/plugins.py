@@ -14,6 +14,13 @@ _BUILT_IN = {
     "pxrs.stores": {
         "memory": "pxrs.stores.memory:MemoryStore",
         "sqlite": "pxrs.stores.sqlite:SqliteStore",
+        "lockfiles": "pxrs.stores.lockfiles:LockFileStore",
+        "postgresql": "pxrs.stores.sql:SqlStore",
+        "mysql": "pxrs.stores.sql:SqlStore",
+        "oracle": "pxrs.stores.sql:SqlStore",
+        "etcd": "pxrs.stores.etcd:EtcdStore",
+        "redis": "pxrs.stores.redis:RedisStore",
+        "nats": "pxrs.stores.nats:NatsStore",
     },
     "pxrs.logs": {
         "memory": "pxrs.logs.memory:MemoryLog",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from pxrs.clock import SystemClock
 
@@ -59,14 +59,27 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = START_SECON
         time.sleep(0.01)
 
 
+def _copy_with_owner(source: str, target: str) -> str:
+    shutil.copy2(source, target)
+    found = os.stat(source)
+    os.chown(target, found.st_uid, found.st_gid)
+    return target
+
+
 class ServerProcess:
     """One process of a server. ``with`` starts it and stops it.
 
-    A subclass says how it is started (``command``) and when it can be used (``is_ready``).
+    A subclass says how it is started (``command``) and when it can be used (``is_ready``); where its data directory
+    must be laid out first, ``prepare`` does that. All its data stand in ``data``: they can be taken away, copied, and
+    put back.
     """
+
+    port: int
+    """Where clients reach it, on the loopback interface."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.data = directory / "data"
         self._process: subprocess.Popen[bytes] | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -75,6 +88,9 @@ class ServerProcess:
 
     def is_ready(self) -> bool:
         raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Lay out ``data`` where it does not exist."""
 
     @property
     def pid(self) -> int | None:
@@ -85,9 +101,15 @@ class ServerProcess:
         """Start the process without waiting for it. Data of an earlier start are still there."""
         if self.pid is not None:
             raise RuntimeError(f"{self.command()[0]} runs already, as process {self.pid}")
+        if not self.data.exists():
+            self.prepare()
         with open(self.log_file, "ab") as log:
-            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = self.popen(self.command(), log)
         atexit.register(self.kill)
+
+    def popen(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        """Start one program; a server that must not run as root does it differently."""
+        return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def start(self) -> Self:
         """Start the process, and wait until it can be used."""
@@ -118,6 +140,34 @@ class ServerProcess:
     def kill(self) -> None:
         """End it with no warning, as a crash does (kill -9)."""
         self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Crash, and come back with what was on disk."""
+        self.kill()
+        self.start()
+
+    def wipe(self) -> None:
+        """Crash, and come back with nothing."""
+        self.kill()
+        shutil.rmtree(self.data)
+        self.start()
+
+    def save(self, place: Path) -> None:
+        """Stop, copy the data away, go on."""
+        self.stop()
+        shutil.copytree(self.data, place, symlinks=True, copy_function=_copy_with_owner)
+        self.start()
+
+    def restore(self, place: Path) -> None:
+        """Crash, and come back with an older copy."""
+        self.kill()
+        shutil.rmtree(self.data)
+        shutil.copytree(place, self.data, symlinks=True, copy_function=_copy_with_owner)
+        self.own_data()
+        self.start()
+
+    def own_data(self) -> None:
+        """Give the data to the user that the server runs as, where that is another one."""
 
     def pause(self) -> None:
         """Stop it in its tracks: connections stay, nothing is answered. Returns when all its threads stand still."""

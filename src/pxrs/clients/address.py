@@ -1,0 +1,142 @@
+"""The URL of a server: who asks, which hosts, which place on it, and options. Its password is never shown.
+
+    redis://user:password@h1:6379,h2:6379/place?prefix=orders&tls=true&ca=ca.pem
+
+The user and the password stand in the URL, in files (``?user_file=PATH&password_file=PATH``), or in the environment
+(``PXRS_REGISTRY_USER``, ``PXRS_REGISTRY_PASSWORD``). Files are read at every connection: a rotated one is picked up.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote
+
+from pxrs.errors import BadUrl
+from pxrs.settings import Settings
+
+TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+COMMON = ("user_file", "password_file", "tls", "ca", "cert", "key", "tls_verify", "timeout_ms")
+"""Options that every server's URL may have."""
+_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<user>[^@/?#:\s]*)(?::[^@?#\s]*)?@")
+_SECRETS = re.compile(r"(?P<name>[?&](?:password|token|secret)=)[^&#\s'\"]*")
+
+
+def masked(text: str) -> str:
+    """A URL, or a text with URLs in it, with the passwords taken out."""
+    shown = _CREDENTIALS.sub(lambda found: f"{found['scheme']}{found['user']}:***@", text)
+    return _SECRETS.sub(lambda found: f"{found['name']}***", shown)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A URL taken apart. ``hosts`` are pairs of name and port, ``place`` is what follows the first slash."""
+
+    scheme: str
+    hosts: tuple[tuple[str, int], ...]
+    place: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    given_user: str | None = field(default=None, repr=False)
+    given_password: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{','.join(self.servers)}/{self.place}"
+
+    @property
+    def servers(self) -> list[str]:
+        """Each host with its port, as they are written."""
+        return [f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name, port in self.hosts]
+
+    @property
+    def user(self) -> str | None:
+        return self._secret(self.given_user, "user")
+
+    @property
+    def password(self) -> str | None:
+        return self._secret(self.given_password, "password")
+
+    def _secret(self, given: str | None, what: str) -> str | None:
+        if given is not None:
+            return given
+        path = self.options.get(f"{what}_file")
+        if path is None:
+            return os.environ.get(f"PXRS_REGISTRY_{what.upper()}")
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadUrl(f"{what}_file of {self}: {path} cannot be read: {error}") from None
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        text = self.options.get(name)
+        if text is None:
+            return default
+        if text.lower() not in TRUE + FALSE:
+            raise BadUrl(f"{self}: {name} = {text!r}: write true or false")
+        return text.lower() in TRUE
+
+    def number(self, name: str, default: int, least: int = 1) -> int:
+        text = self.options.get(name, str(default))
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise BadUrl(f"{self}: {name} = {text!r}: write a whole number from {least} on")
+        return int(text)
+
+    def timeout(self, settings: Settings) -> float:
+        """How many seconds an answer may take: a fraction of the lease, so that a beat can be tried again."""
+        usual = min(5_000, max(200, settings.lease_ms // 4))
+        return self.number("timeout_ms", usual) / 1000
+
+    @property
+    def tls(self) -> bool:
+        """Asked for by ``tls=true``, or by any of the files that only make sense with it."""
+        return self.flag("tls", default=any(name in self.options for name in ("ca", "cert", "key")))
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """For clients that take a context; None without TLS."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.options.get("ca"))
+            if "cert" in self.options:
+                context.load_cert_chain(self.options["cert"], self.options.get("key"))
+        except (OSError, ssl.SSLError) as error:
+            raise BadUrl(f"{self}: the certificates cannot be loaded: {error}") from None
+        if not self.flag("tls_verify", default=True):
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def parse(url: str, default_port: int, known: Collection[str] = (), any_option: bool = False) -> Address:
+    """Take a URL apart. An option that is neither common nor in ``known`` is refused, unless all pass through."""
+    scheme, slashes, rest = url.partition("://")
+    if not slashes:
+        raise BadUrl(f"{masked(url)!r} has no host: write {scheme.rstrip(':')}://host:{default_port}/place")
+    rest, _, query = rest.partition("?")
+    authority, _, place = rest.partition("/")
+    who, _, hosts = authority.rpartition("@")
+    user, _, password = who.partition(":")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(name for name in options if name not in COMMON and name not in known)
+    if unknown and not any_option:
+        raise BadUrl(f"{masked(url)!r}: no option {unknown[0]!r}; there are {', '.join(sorted({*COMMON, *known}))}")
+    return Address(
+        scheme.lower(),
+        tuple(_host(one, default_port, url) for one in (hosts or "127.0.0.1").split(",")),
+        unquote(place),
+        options,
+        unquote(user) if user else None,
+        unquote(password) if password else None,
+    )
+
+
+def _host(text: str, default_port: int, url: str) -> tuple[str, int]:
+    name, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not colon:
+        name, port = text, str(default_port)
+    if not name or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        raise BadUrl(f"{masked(url)!r}: {text!r} is no host and port, as in 127.0.0.1:{default_port}")
+    return name.strip("[]"), int(port)
