@@ -207,6 +207,8 @@ class Group:
     leader_epoch: int = 0
     log: str = ""
     """The id of the log that the checkpoints belong to."""
+    born: str = ""
+    """A random name, given when the group was made: one made again after a wipe has another."""
 
 
 class Message(NamedTuple):

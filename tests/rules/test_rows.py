@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -49,6 +50,8 @@ def test_rows_are_written_as_ever_and_read_back_equal() -> None:
     for kind, data in GOLDEN.items():
         assert READ[kind](data) == WRITTEN[kind]
     assert rows.decode_partition(0, rows.encode_partition(Partition(0))) == Partition(0)
+    born = replace(GROUP, born="a1b2")
+    assert rows.decode_group("billing", rows.encode_group(born)) == born
 
 
 @pytest.mark.parametrize("kind", GOLDEN)

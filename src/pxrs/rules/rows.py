@@ -115,6 +115,7 @@ def encode_group(row: Group) -> bytes:
             "leader": row.leader,
             "leader_epoch": row.leader_epoch,
             "log": row.log,
+            **({"born": row.born} if row.born else {}),
         }
     )
 
@@ -136,6 +137,7 @@ def decode_group(name: str, data: bytes) -> Group:
             _owner(fields["leader"]),
             fields["leader_epoch"],
             fields["log"],
+            fields.get("born", ""),  # groups of PXRS before 0.4 have none
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"registry row {what} has a bad field: {error}") from error

@@ -13,10 +13,13 @@ _WARNINGS = {
     "refused": "{group}: a late commit of {member} was refused: {error}",
     "fenced": "{group}: {member} stops: {error}",
     "forced": "{group}: leader {member} took partitions {partitions} from owners that are gone or late",
+    "created_behind": "{group}: {member} made this group anew, without checkpoints, over a log of {messages} messages; "
+    "if the group has consumed them before, its registry was lost: set the checkpoints with `pxrs group seek`",
     "stalled": "{group}: {member} beats but makes no progress; its partitions go to others",
     "troubled": "{group}: {member} will try again: {error}",
 }
 _NOTES = {
+    "created": "{group}: {member} made this group",
     "joined": "{group}: {member} joined",
     "left": "{group}: {member} left",
     "elected": "{group}: {member} leads (leader epoch {leader_epoch})",

@@ -153,9 +153,9 @@ class Member:
         """This life is over: stop everything, flush nothing, release nothing, and do not come back by itself."""
         if type(error) is Fenced:
             error = DuplicateMember(str(error))
-        self.error = error
         for partition in list(self.handles):
             self._drop(partition, lost=True)
+        self.error = error
         self._report("fenced", {"member": self.me.id, "error": str(error)})
 
     # ---- following the target -----------------------------------------------------------------------------------
@@ -184,8 +184,6 @@ class Member:
         group = self._registry.find_group()
         if group is None:
             raise WentBack(f"group {self._registry.group_name!r} has vanished: the registry store was wiped")
-        if self._group is not None and group.generation < self._group.generation:
-            raise WentBack(f"group {self._registry.group_name!r} went back to generation {group.generation}")
         self._obey(self._pulse.look(self._registry.member(self.me.id).row))
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)
@@ -205,7 +203,8 @@ class Member:
         steps: dict[Step, list[int]] = {step: [] for step in Step}
         for number in numbers:
             steps[self._next_step(number, rows[number], number in wanted)].append(number)
-        self._drop_lost(steps[Step.DROP], rows)
+        for number in steps[Step.DROP]:
+            self._drop(number, lost=True)
         self._keep(steps[Step.KEEP], rows)
         self._release([*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]], rows)
         self._give_back(steps[Step.GIVE_BACK])
@@ -218,14 +217,6 @@ class Member:
             return rebalance.next_step(held.row, self.me, None, None, wanted, drained=False)
         drained = self._work.drained(number)
         return rebalance.next_step(held.row, self.me, handle.grant, handle.mode, wanted, drained)
-
-    def _drop_lost(self, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
-        for number in numbers:
-            row = rows[number].row
-            assert row is not None
-            if row.epoch < self.handles[number].grant.epoch:
-                raise WentBack(f"partition {number} went back to epoch {row.epoch}: the registry store lost writes")
-            self._drop(number, lost=True)
 
     def _keep(self, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
         for number in numbers:

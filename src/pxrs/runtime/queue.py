@@ -239,7 +239,8 @@ class Queue:
         name = check_name("member", _random_member() if member is None else member)
         registry = self._registry(group, name, settings)
         log = self.log.identity
-        registry.initialize(self.partitions, log.hash, log.reduce, self._assignor, log.id)
+        born = _nonce()
+        found = registry.initialize(self.partitions, log.hash, log.reduce, self._assignor, log.id, born)
         row = MemberRow(
             name, secrets.token_hex(16), lease_ms=settings.lease_ms, grace_ms=settings.grace_ms,
             joined=self._clock.wall(), info=tuple((_about_this_process() | dict(info or {})).items()),
@@ -247,6 +248,9 @@ class Queue:
         meter = Meter(self.log, group, self._clock)
         listeners: list[Report] = [Journal(self.name, group), meter, *([report] if report else [])]
         told = to_all(*listeners)
+        if found.born == born:
+            messages = sum(self.ends().values())
+            told("created_behind" if messages else "created", {"member": name, "messages": messages})
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
         meter.connect(taking_part, work)
         self._serve_metrics(settings.metrics_port)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from pxrs.clock import Clock
-from pxrs.errors import Conflict, Damaged, Fenced, Mismatch, NotFound, PxrsError, Unknown
+from pxrs.errors import Conflict, Fenced, Mismatch, NotFound, PxrsError, Unknown, WentBack
 from pxrs.model import (
     Grant,
     Group,
@@ -27,6 +27,7 @@ from pxrs.rules import ownership, rebalance, rows
 from pxrs.rules.targets import Target
 from pxrs.runtime.bell import Bell
 from pxrs.runtime.rows import Held, Rows, Rule
+from pxrs.runtime.seen import Seen
 from pxrs.stores.base import ABSENT, Store, Swap, Verdict
 
 T = TypeVar("T")
@@ -70,7 +71,8 @@ class Registry:
         self.keys = Keys(prefix, queue, group)
         self._clock = clock
         self.bell = Bell(store, self.keys.bells + check_name("member", ringer))
-        self._groups = Rows[Group](store, lambda _, data: rows.decode_group(group, data), rows.encode_group)
+        seen = Seen(group)
+        self._groups = Rows[Group](store, lambda _, data: seen.group(rows.decode_group(group, data)), rows.encode_group)
         self._members = Rows[MemberRow](
             store,
             lambda key, data: rows.decode_member(_last_part(key), data),
@@ -78,16 +80,23 @@ class Registry:
             lambda row: row.lease_ms,
         )
         self._partitions = Rows[Partition](
-            store, lambda key, data: rows.decode_partition(int(_last_part(key)), data), rows.encode_partition
+            store,
+            lambda key, data: seen.partition(rows.decode_partition(int(_last_part(key)), data)),
+            rows.encode_partition,
         )
 
     # ---- the group ------------------------------------------------------------------------------------
 
-    def initialize(self, partitions: int, hash: str, reduce: str, assignor: str | None = None, log: str = "") -> Group:
-        """Create the group's rows if they are not there. Partition rows first: the group row says they all exist."""
+    def initialize(
+        self, partitions: int, hash: str, reduce: str, assignor: str | None = None, log: str = "", born: str = ""
+    ) -> Group:
+        """Create the group's rows if they are not there. Partition rows first: the group row says they all exist.
+
+        ``born`` is a random name: if the answer has it, this call has made the group.
+        """
         found = self.find_group()
         if found is None:
-            created = Group(partitions, hash, reduce, assignor or "sticky", log=log)
+            created = Group(partitions, hash, reduce, assignor or "sticky", log=log, born=born)
             self._create_partitions(partitions)
             found = self._groups.change_one(self.keys.group, lambda row: row or created).row
         assert found is not None
@@ -385,7 +394,7 @@ class Registry:
 
 def _present(row: T | None, what: str) -> T:
     if row is None:
-        raise Damaged(f"the registry row of {what} is missing: the store was wiped or damaged")
+        raise WentBack(f"the registry row of {what} is missing: the store was wiped or damaged")
     return row
 
 

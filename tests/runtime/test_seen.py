@@ -1,0 +1,46 @@
+"""A registry that goes back is noticed by whoever has seen it further on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pxrs.errors import WentBack
+from pxrs.model import Group, Partition
+from pxrs.runtime.seen import Seen
+
+GROUP = Group(8, "xxh64-spark", "pmod", generation=3, leader_epoch=5, born="first")
+
+
+def test_b50_a_lower_epoch_than_seen_is_refused() -> None:
+    seen = Seen("billing")
+    for epoch in (0, 4, 4, 5):
+        seen.partition(Partition(3, epoch=epoch))
+    seen.partition(Partition(4, epoch=1))
+    with pytest.raises(WentBack, match=r"partition 3 of group 'billing' went back from epoch 5 to 4"):
+        seen.partition(Partition(3, epoch=4))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"), [("generation", "generation 3 to 2"), ("leader_epoch", "leader epoch 5 to 2")]
+)
+def test_b50_a_group_row_that_goes_back_is_refused(what: str, words: str) -> None:
+    seen = Seen("billing")
+    seen.group(GROUP)
+    with pytest.raises(WentBack, match=words):
+        seen.group(replace(GROUP, **{what: 2}))
+
+
+def test_b59_a_group_made_anew_after_a_wipe_is_another_one() -> None:
+    seen = Seen("billing")
+    seen.group(GROUP)
+    seen.group(replace(GROUP, generation=4))
+    with pytest.raises(WentBack, match="made anew"):
+        seen.group(replace(GROUP, generation=9, born="second"))
+
+
+def test_a_group_without_a_name_of_its_birth_is_no_other_one() -> None:
+    seen = Seen("billing")
+    seen.group(GROUP)
+    assert seen.group(replace(GROUP, born="")).born == ""
