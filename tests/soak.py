@@ -13,11 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from pathlib import Path
-
-from tests.stores.racing import claim_and_renew, race
 
 from pxrs.testing.batch_stories import BatchStory
+from pxrs.testing.racing import claim_and_renew, race
 from pxrs.testing.stories import Story, run_many, totals
 
 RACE_ROUNDS = 1_000
@@ -28,13 +26,13 @@ FIRST_SEED = 1_000_000
 def races() -> list[str]:
     """Eight threads, then eight processes, race for 256 partitions, 1,000 rounds each."""
     with tempfile.TemporaryDirectory() as place:
-        return race(RACE_ROUNDS) + race(RACE_ROUNDS, path=str(Path(place) / "race.db"))
+        return race(RACE_ROUNDS) + race(RACE_ROUNDS, f"sqlite:{place}/race.db")
 
 
 def renewals() -> list[str]:
     """Eight processes claim and renew on one SQLite file for a minute: nothing of its locking may surface."""
     with tempfile.TemporaryDirectory() as place:
-        return [tally.error for tally in claim_and_renew(str(Path(place) / "renew.db"), 8, 60) if tally.error]
+        return [tally.error for tally in claim_and_renew(f"sqlite:{place}/renew.db", 8, 60) if tally.error]
 
 
 def histories(deadline: float) -> list[str]:

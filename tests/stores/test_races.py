@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.stores import racing
 
 from pxrs.stores.memory import MemoryStore
+from pxrs.testing import racing
 
 ROUNDS = 50
 
@@ -19,7 +19,7 @@ def test_b03_eight_threads_race_for_256_rows_in_memory() -> None:
 @pytest.mark.processes
 @pytest.mark.slow
 def test_b03_eight_processes_race_for_256_rows_in_sqlite(tmp_path: Path) -> None:
-    assert racing.race(ROUNDS, str(tmp_path / "registry.db")) == []
+    assert racing.race(ROUNDS, f"sqlite:{tmp_path}/registry.db") == []
 
 
 def test_the_judge_sees_a_row_with_two_winners_and_one_with_none() -> None:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.stores import racing
 
 from pxrs.clients import sqlite as connections
 from pxrs.errors import BadUrl, Damaged, NewerFormat, NotFound, Refused, Unavailable
@@ -22,6 +21,7 @@ from pxrs.settings import Settings
 from pxrs.stores import sqlite as driver
 from pxrs.stores.base import ABSENT, Store, Swap, Verdict
 from pxrs.stores.sqlite import SqliteStore
+from pxrs.testing import racing
 from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.promises import Background, get, put, swap, value_of
 from pxrs.testing.promises_of_sharing import in_forked_child
@@ -274,7 +274,7 @@ def test_b46_a_child_holds_a_lock_of_its_own(path: Path, store: SqliteStore) -> 
 def test_a_wait_is_woken_by_another_process(store: SqliteStore, path: Path) -> None:
     mark = store.wait("w/", 0, 0.0)
     call = Background(store.wait, "w/", mark, LONG)
-    code = f"from tests.stores.racing import write; write({str(path)!r}, 'w/1')"
+    code = f"from pxrs.testing.racing import write; write('sqlite:{path}', 'w/1')"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=SOON)
     call.result(SOON, "a wait for another process")
     assert value_of(store, "w/1") == b"x"
@@ -285,7 +285,7 @@ def test_a_killed_writer_leaves_whole_transactions(store: SqliteStore, path: Pat
     """A process that swaps pairs is killed in the middle of it: nothing is locked, no pair is torn."""
     for _ in range(3):
         mark = store.wait("pair/", 0, 0.0)
-        writer = multiprocessing.get_context("spawn").Process(target=racing.write_pairs, args=(str(path),))
+        writer = multiprocessing.get_context("spawn").Process(target=racing.write_pairs, args=(f"sqlite:{path}",))
         writer.start()
         for _ in range(5):
             mark = store.wait("pair/", mark, SOON)
@@ -300,13 +300,13 @@ def test_a_killed_writer_leaves_whole_transactions(store: SqliteStore, path: Pat
 @pytest.mark.processes
 @pytest.mark.slow
 def test_b48_sixteen_processes_open_a_new_file_at_once(path: Path) -> None:
-    assert racing.open_together(str(path), processes=16) == ["opened"] * 16
+    assert racing.open_together(f"sqlite:{path}", processes=16) == ["opened"] * 16
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_b47_eight_processes_claim_and_renew_and_none_sees_a_lock(path: Path) -> None:
-    tallies = racing.claim_and_renew(str(path), processes=8, seconds=6.0)
+    tallies = racing.claim_and_renew(f"sqlite:{path}", processes=8, seconds=6.0)
     assert [tally.error for tally in tallies] == [""] * 8
     assert all(tally.renewed > 0 for tally in tallies), "a process starved"
 

@@ -1,4 +1,4 @@
-"""Processes and threads that race on one store: what the tests, and the long form in ``tests.soak``, start."""
+"""Processes and threads that race on one store, for tests that last seconds and for soaks that last hours."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from pxrs.clock import SystemClock
 from pxrs.errors import Unavailable
+from pxrs.plugins import find_driver
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Row, Store, Swap, Verdict
 from pxrs.stores.memory import MemoryStore
-from pxrs.stores.sqlite import SqliteStore
 
 T = TypeVar("T")
 
@@ -35,21 +35,22 @@ class Tally(NamedTuple):
     error: str = ""
 
 
-def opened(path: str) -> SqliteStore:
-    return SqliteStore.open(f"sqlite:{path}", Settings())
+def opened(url: str) -> Store:
+    store: Store = find_driver("pxrs.stores", url).open(url, Settings())
+    return store
 
 
-def race(rounds: int, path: str | None = None) -> list[str]:
-    """Eight racers: processes on a SQLite file, or threads in memory where no path is given."""
-    return race_threads(rounds) if path is None else race_processes(path, rounds)
+def race(rounds: int, url: str | None = None) -> list[str]:
+    """Eight racers: processes on a store, or threads in memory where no URL is given."""
+    return race_threads(rounds) if url is None else race_processes(url, rounds)
 
 
-def race_processes(path: str, rounds: int, racers: int = 8) -> list[str]:
+def race_processes(url: str, rounds: int, racers: int = 8) -> list[str]:
     """Claim every row in every round, from so many processes. The answer says what went wrong: nothing, we hope."""
-    store = opened(path)
+    store = opened(url)
     _lay_out(store)
     barrier = _spawn.Barrier(racers)
-    tallies = _in_processes(racers, _race_in_process, path, barrier, rounds)
+    tallies = _in_processes(racers, _race_in_process, url, barrier, rounds)
     wrong = _judge(store, tallies, rounds)
     store.close()
     return wrong
@@ -73,29 +74,29 @@ def race_threads(rounds: int, racers: int = 8) -> list[str]:
     return _judge(store, tallies, rounds)
 
 
-def open_together(path: str, processes: int) -> list[str]:
-    """Open a new file from so many processes at the same moment; what each of them says."""
+def open_together(url: str, processes: int) -> list[str]:
+    """Open a new place from so many processes at the same moment; what each of them says."""
     barrier = _spawn.Barrier(processes)
-    return [tally.error or "opened" for tally in _in_processes(processes, _open_in_process, path, barrier)]
+    return [tally.error or "opened" for tally in _in_processes(processes, _open_in_process, url, barrier)]
 
 
-def claim_and_renew(path: str, processes: int, seconds: float) -> list[Tally]:
+def claim_and_renew(url: str, processes: int, seconds: float) -> list[Tally]:
     """Claim and renew rows for so long, from so many processes."""
-    store = opened(path)
+    store = opened(url)
     _lay_out(store)
     store.close()
-    return _in_processes(processes, _renew_in_process, path, _spawn.Barrier(processes), seconds)
+    return _in_processes(processes, _renew_in_process, url, _spawn.Barrier(processes), seconds)
 
 
-def write(path: str, key: str) -> None:
-    store = opened(path)
+def write(url: str, key: str) -> None:
+    store = opened(url)
     store.swap_each([Swap(key, ABSENT, b"x")])
     store.close()
 
 
-def write_pairs(path: str) -> None:
+def write_pairs(url: str) -> None:
     """Swap two rows together, to equal values, for ever."""
-    store = opened(path)
+    store = opened(url)
     number = 0
     while True:
         versions = [row.version if row else ABSENT for row in store.read(["pair/1", "pair/2"])]
@@ -191,24 +192,24 @@ def _answer(answers: Queue[Tally], target: Callable[..., Tally], *arguments: Any
     answers.put(_guarded(lambda: target(*arguments)))
 
 
-def _race_in_process(number: int, path: str, barrier: Barrier, rounds: int) -> Tally:
-    store = opened(path)
+def _race_in_process(number: int, url: str, barrier: Barrier, rounds: int) -> Tally:
+    store = opened(url)
     try:
         return Tally(_race(store, number, barrier, rounds))
     finally:
         store.close()
 
 
-def _open_in_process(number: int, path: str, barrier: Barrier) -> Tally:
+def _open_in_process(number: int, url: str, barrier: Barrier) -> Tally:
     barrier.wait(DEADLINE)
-    store = opened(path)
+    store = opened(url)
     store.swap_each([Swap(f"opener/{number}", ABSENT, b"x")])
     store.close()
     return Tally()
 
 
-def _renew_in_process(number: int, path: str, barrier: Barrier, seconds: float) -> Tally:
-    store = opened(path)
+def _renew_in_process(number: int, url: str, barrier: Barrier, seconds: float) -> Tally:
+    store = opened(url)
     clock = SystemClock()
     order = random.Random(number)
     renewed = 0

@@ -1,0 +1,26 @@
+"""The faults that hit registries, on every store: real servers killed, paused, wiped, restored and cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pxrs.testing.faults import FaultSuite
+from pxrs.testing.ground import Ground
+
+from .grounds_embedded import MemoryGround, SqliteGround
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+class TestMemory(FaultSuite):
+    in_processes = False
+
+    def make_ground(self, directory: Path) -> Ground:
+        return MemoryGround(directory)
+
+
+class TestSqlite(FaultSuite):
+    def make_ground(self, directory: Path) -> Ground:
+        return SqliteGround(directory)
