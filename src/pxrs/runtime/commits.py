@@ -19,6 +19,7 @@ from pxrs.rules.rebalance import Mode
 from pxrs.runtime.registry import Changed, Registry
 from pxrs.runtime.report import Report
 from pxrs.runtime.rows import Held
+from pxrs.runtime.sink import Join
 from pxrs.runtime.work import Handle, Work
 from pxrs.settings import Settings
 
@@ -29,6 +30,7 @@ class Submitted(NamedTuple):
     positions: Mapping[Grant, int]
     note: str | None
     together: bool
+    join: Join | None
     outcome: Future[Changed]
 
 
@@ -57,14 +59,18 @@ class Commits:
     # ---- handed in --------------------------------------------------------------------------------------------------
 
     def submit(
-        self, positions: Mapping[Grant, int], note: str | None = None, together: bool = False
+        self,
+        positions: Mapping[Grant, int],
+        note: str | None = None,
+        together: bool = False,
+        join: Join | None = None,
     ) -> Future[Changed]:
         """Store these positions with their note in the loop's next round: each judged alone, or all or none.
 
         The outcome of single ones is a row or an error for each partition; of those together an error is raised.
         """
         outcome: Future[Changed] = Future()
-        self._submitted.append(Submitted(dict(positions), note, together, outcome))
+        self._submitted.append(Submitted(dict(positions), note, together, join, outcome))
         if self._closed:
             self.close()
         return outcome
@@ -76,8 +82,7 @@ class Commits:
             asked = self._submitted.popleft()
             try:
                 self._doubt(asked.positions)
-                store = self._commit_together if asked.together else self.commit
-                asked.outcome.set_result(store(asked.positions, now, asked.note))
+                asked.outcome.set_result(self._carry_out(asked, now))
             except PxrsError as error:
                 asked.outcome.set_exception(error)
                 if isinstance(error, WentBack | BadCheckpoint):
@@ -108,9 +113,12 @@ class Commits:
         while self._submitted:
             self._submitted.popleft().outcome.set_exception(Closed("this member has ended; nothing more is committed"))
 
-    def _commit_together(self, positions: Mapping[Grant, int], now: float, note: str | None) -> Changed:
-        self._registry.commit_together(positions, note=note)
-        for grant, position in positions.items():
+    def _carry_out(self, asked: Submitted, now: float) -> Changed:
+        if not asked.together:
+            return self.commit(asked.positions, now, asked.note)
+        transaction = asked.join() if asked.join else None
+        self._registry.commit_together(asked.positions, note=asked.note, transaction=transaction)
+        for grant, position in asked.positions.items():
             if self._holds(grant):
                 self._stored(self._handles[grant.partition], None, position, now)
         return {}

@@ -24,6 +24,7 @@ from pxrs.runtime.member import Member
 from pxrs.runtime.meter import Meter
 from pxrs.runtime.registry import Changed, Registry
 from pxrs.runtime.report import Report
+from pxrs.runtime.sink import Join
 
 logger = logging.getLogger("pxrs.consumer")
 
@@ -111,10 +112,14 @@ class Membership:
         self._watcher.thread.start()
 
     def submit(
-        self, positions: Mapping[Grant, int], note: str | None = None, together: bool = False
+        self,
+        positions: Mapping[Grant, int],
+        note: str | None = None,
+        together: bool = False,
+        join: Join | None = None,
     ) -> Future[Changed]:
         """Commit in the loop's next round, and learn what became of it. From any thread."""
-        outcome = self.member.commits.submit(positions, note, together)
+        outcome = self.member.commits.submit(positions, note, together, join)
         self._loop.wake()
         return outcome
 

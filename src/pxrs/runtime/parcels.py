@@ -22,7 +22,12 @@ Hurry = Callable[["Parcel"], None]
 _BODY_FIELDS = [ENTRY_SCHEMA.field(name) for name in ("timestamp", "key", "value", "headers", "tenant")]
 BODY_SCHEMA: pa.Schema = pa.schema(_BODY_FIELDS)
 """An entry without its id, which is given when the parcel is packed."""
-_ID = pa.binary(16)
+_ID_NUMBER = ENTRY_SCHEMA.get_field_index("id")
+_ID = ENTRY_SCHEMA.field(_ID_NUMBER)
+
+
+FEW = 512
+"""So many messages cost less one by one than the setting up of arrays."""
 
 
 def nulls(rows: int, kind: pa.DataType) -> pa.Array:
@@ -35,10 +40,8 @@ def nulls(rows: int, kind: pa.DataType) -> pa.Array:
 
 _NO_HEADERS = pa.nulls(0, HEADERS.value_type)  # pa.array would load pandas here
 _NO_TEXT = pa.py_buffer(b"")
+_FEW_NULLS = {"headers": nulls(FEW, HEADERS), "tenant": nulls(FEW, pa.string())}
 
-
-FEW = 512
-"""So many messages cost less one by one than the setting up of arrays."""
 ROW_BYTES = 48
 """What a message takes beside its key and value: offset, time, id, and the arrays' own offsets."""
 
@@ -166,8 +169,8 @@ class SentParcel(Parcel):
             pa.Array.from_buffers(TIMESTAMP, rows, [None, pa.py_buffer(self._times())]),
             pa.array(self.keys, pa.binary()),
             pa.array(self.values, pa.binary()),
-            self._extra("headers", rows, HEADERS),
-            self._extra("tenant", rows, pa.string()),
+            self._extra("headers", rows),
+            self._extra("tenant", rows),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
 
@@ -183,10 +186,11 @@ class SentParcel(Parcel):
         # Few keys are routed faster as they are; many as an array.
         return routes.partitions_of(self.keys) if len(self.keys) < FEW else super().route(routes, body)
 
-    def _extra(self, field: str, rows: int, kind: pa.DataType) -> pa.Array:
+    def _extra(self, field: str, rows: int) -> pa.Array:
+        none = _FEW_NULLS[field]
         if not self.extras:
-            return nulls(rows, kind)
-        return pa.array([getattr(self.extras.get(row), field, None) for row in range(rows)], kind)
+            return none.slice(0, rows) if rows <= FEW else nulls(rows, none.type)
+        return pa.array([getattr(self.extras.get(row), field, None) for row in range(rows)], none.type)
 
 
 class TableParcel(Parcel):
@@ -263,9 +267,8 @@ class Packer:
         rows, first = body.num_rows, self._sent
         self._sent += rows
         ids = pa.py_buffer(_ids(self._producer, first, rows))
-        column = pa.FixedSizeBinaryArray.from_buffers(_ID, rows, [None, ids])
-        timestamp, key, value, headers, tenant = body.columns
-        return pa.RecordBatch.from_arrays([timestamp, key, value, headers, column, tenant], schema=ENTRY_SCHEMA)
+        column = pa.FixedSizeBinaryArray.from_buffers(_ID.type, rows, [None, ids])
+        return body.add_column(_ID_NUMBER, _ID, column)
 
     def _stamp(self, partition: int) -> Stamp:
         sequence = self._sequences.get(partition, 0)
@@ -291,7 +294,7 @@ def _joined(bodies: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _stable_order(partitions: NDArray[np.int32], count: int) -> NDArray[np.intp] | None:
     """Which rows to take, one partition after the other; None where they stand like that already."""
-    if not np.any(partitions[1:] < partitions[:-1]):
+    if len(partitions) == 1 or not np.any(partitions[1:] < partitions[:-1]):
         return None
     # numpy sorts 16-bit numbers by radix, several times faster than wider ones.
     small = partitions.astype(np.int16) if count <= 32_767 else partitions
@@ -302,6 +305,8 @@ def _split(
     batch: pa.RecordBatch, partitions: NDArray[np.int32], order: NDArray[np.intp] | None
 ) -> dict[int, pa.RecordBatch]:
     """One slice for each partition that occurs, in rising order of partitions."""
+    if batch.num_rows == 1:
+        return {int(partitions[0]): batch}
     counts = np.bincount(partitions)
     numbers = np.flatnonzero(counts)
     if len(numbers) == 1:

@@ -11,9 +11,9 @@ from pxrs.errors import Closed, Conflict, Fenced, PxrsError, Unavailable, Unknow
 from pxrs.model import Batch, Grant
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.sink import Join, Sink, joining
 
-Submit = Callable[[Mapping[Grant, int], str | None, bool], Future[Changed]]
+Submit = Callable[[Mapping[Grant, int], str | None, bool, Join | None], Future[Changed]]
 
 
 class NobodyCommits(Closed):
@@ -44,7 +44,7 @@ def commit_batch(
     committed: dict[Grant, int] = {}
     refused: dict[Grant, PxrsError] = {}
     while ends and go_on():
-        done, fenced = _ask(submit, ends, note, together=sink is not None)
+        done, fenced = _ask(submit, ends, note, sink is not None, joining(sink, note))
         committed |= done
         refused |= fenced
         ends = {grant: end for grant, end in ends.items() if grant not in committed and grant not in refused}
@@ -58,10 +58,10 @@ def commit_batch(
 
 
 def _ask(
-    submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool
+    submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool, join: Join | None
 ) -> tuple[dict[Grant, int], dict[Grant, PxrsError]]:
     try:
-        results = _answer(submit, ends, note, together)
+        results = _answer(submit, ends, note, together, join)
     except Fenced as error:
         return {}, dict.fromkeys(ends, error)
     except (Conflict, Unknown, Unavailable):
@@ -76,9 +76,11 @@ def _ask(
     return done, fenced
 
 
-def _answer(submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool) -> Changed:
+def _answer(
+    submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool, join: Join | None = None
+) -> Changed:
     try:
-        return submit(ends, note, together).result()
+        return submit(ends, note, together, join).result()
     except Closed as error:
         raise NobodyCommits(str(error)) from error
 

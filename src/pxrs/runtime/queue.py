@@ -35,7 +35,7 @@ from pxrs.runtime.named import NamedProducer
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
-from pxrs.runtime.sink import Sink, check_sink
+from pxrs.runtime.sink import Sink, bind, check_sink
 from pxrs.runtime.work import Work
 from pxrs.runtime.worker import Job
 from pxrs.runtime.workforce import Workforce
@@ -221,6 +221,7 @@ class Queue:
                 f"deliver = {deliver!r}: a handler with a sink gets and returns Arrow batches, deliver='arrow'"
             )
         workforce.job.sink = sink
+        bind(sink, self.store)
         membership = self.join(group, workforce, name, {"engine": "threads"}, settings, report)
         return Consumer(membership, workforce, self.users)
 

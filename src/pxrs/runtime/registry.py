@@ -12,7 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from pxrs.clock import Clock
-from pxrs.errors import Conflict, Fenced, Mismatch, NotFound, PxrsError, Unknown, WentBack
+from pxrs.errors import Conflict, Fenced, NotFound, PxrsError, Unknown, WentBack
 from pxrs.model import (
     Grant,
     Group,
@@ -26,31 +26,16 @@ from pxrs.model import (
 from pxrs.rules import ownership, rebalance, rows
 from pxrs.rules.targets import Target
 from pxrs.runtime.bell import Bell
+from pxrs.runtime.keys import Keys
+from pxrs.runtime.recorded import check_recorded
 from pxrs.runtime.rows import Held, Rows, Rule
 from pxrs.runtime.seen import Seen
+from pxrs.runtime.sink import Transaction
 from pxrs.stores.base import ABSENT, Store, Swap, Verdict
 
 T = TypeVar("T")
 PartitionRule = Callable[[Partition], Partition]
 Changed = dict[int, "Held[Partition] | PxrsError"]
-
-
-class Keys:
-    """Where the rows of one group stand in the store."""
-
-    def __init__(self, prefix: str, queue: str, group: str) -> None:
-        self.base = f"{prefix}{check_name('queue', queue)}/{check_name('group', group)}/"
-        self.group = f"{self.base}group"
-        self.members = f"{self.base}member/"
-        self.partitions = f"{self.base}partition/"
-        self.targets = f"{self.base}target/"
-        self.bells = f"{self.base}bell/"
-
-    def partition(self, number: int) -> str:
-        return f"{self.partitions}{number:05d}"
-
-    def member(self, name: str) -> str:
-        return f"{self.members}{name}"
 
 
 class Registry:
@@ -100,23 +85,9 @@ class Registry:
             self._create_partitions(partitions)
             found = self._groups.change_one(self.keys.group, lambda row: row or created).row
         assert found is not None
-        for what, wanted in (
-            ("partitions", partitions),
-            ("hash", hash),
-            ("reduce", reduce),
-            ("assignor", assignor),
-        ):
-            recorded = getattr(found, what)
-            if wanted is not None and wanted != recorded:
-                raise Mismatch(
-                    f"group {self.group_name!r} was created with {what} = {recorded!r}, and is opened with {wanted!r}"
-                )
-        if log and found.log and found.log != log:
-            raise Mismatch(
-                f"group {self.group_name!r} has consumed another log named {self.queue!r} (id {found.log!r}, this one "
-                f"has {log!r}): its checkpoints mean nothing here. Give each queue a registry or prefix of its own, or "
-                "delete the group"
-            )
+        check_recorded(
+            found, Group(partitions, hash, reduce, assignor or found.assignor, log=log), self.queue, self.group_name
+        )
         return found
 
     def _create_partitions(self, count: int) -> None:
@@ -315,19 +286,41 @@ class Registry:
         return self.change(self._advances(positions, ends, note), known)
 
     def commit_together(
-        self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None, note: str | None = None
+        self,
+        positions: Mapping[Grant, int],
+        ends: Mapping[int, int] | None = None,
+        note: str | None = None,
+        transaction: Transaction | None = None,
     ) -> None:
         """Store the progress of several partitions all or none: for output that mixes them.
 
         ``note`` must be unique: by it an earlier try is recognised whose answer was lost, also when a partition has
-        gone to another owner meanwhile. What had landed then is done, for all of them.
+        gone to another owner meanwhile. What had landed then is done, for all of them. A ``transaction`` of the same
+        database holds output that must land with it.
         """
+        rules = self._by_key(self._advances(positions, ends, note))
         try:
-            self._partitions.change_all(self._by_key(self._advances(positions, ends, note)))
+            if transaction is None:
+                self._partitions.change_all(rules)
+            else:
+                self._change_within(transaction, rules, note)
         except Fenced:
-            rows = self.read_partitions([grant.partition for grant in positions]).values()
-            if not note or all(held.row is None or held.row.note != note for held in rows):
+            if not self._has_landed(note, list(rules)):
                 raise
+
+    def _change_within(self, transaction: Transaction, rules: Mapping[str, Rule[Partition]], note: str | None) -> None:
+        """Output and rows land by one commit; those of an earlier try, whose answer was lost, must not land twice."""
+        try:
+            if not self._has_landed(note, list(rules), transaction.store):
+                self._partitions.over(transaction.store).change_all(rules)
+                transaction.commit()
+        finally:
+            transaction.rollback()
+
+    def _has_landed(self, note: str | None, keys: list[str], store: Store | None = None) -> bool:
+        """Whether one of the rows bears the note of this very commit."""
+        found = self._partitions.over(store or self.store).read(keys).values()
+        return bool(note) and any(held.row is not None and held.row.note == note for held in found)
 
     def _advances(
         self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None, note: str | None

@@ -47,6 +47,10 @@ class Rows(Generic[T]):
         self._encode = encode
         self._ttl_ms = ttl_ms
 
+    def over(self, store: Store) -> Rows[T]:
+        """The same rows through another handle: a transaction that somebody else has opened."""
+        return self if store is self._store else Rows(store, self._decode, self._encode, self._ttl_ms)
+
     def read(self, keys: Sequence[str]) -> dict[str, Held[T]]:
         found = self._store.read(keys)
         return {

@@ -7,10 +7,13 @@ of any of the batch's partitions finds it there and publishes, before it takes a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from pxrs.errors import BadSetting
 from pxrs.model import Batch, Grant
+from pxrs.stores.base import Store
 
 
 def check_sink(sink: object) -> None:
@@ -38,3 +41,41 @@ class Sink(Protocol):
 
     def recover(self, queue: str, log: str, group: str, grant: Grant, note: str) -> None:
         """A partition was claimed: publish what its note names, and clear away what earlier owners left unfinished."""
+
+
+class Transaction(Protocol):
+    """An open transaction of the registry's own database, which holds the output of a batch already."""
+
+    store: Store
+    """Swaps through it are part of the transaction: done when it is committed."""
+
+    def commit(self) -> None:
+        """Raises Unknown if no answer came, and Unavailable if it was certainly rolled back."""
+
+    def rollback(self) -> None:
+        """Give everything up. Harmless after a commit."""
+
+
+Join = Callable[[], "Transaction | None"]
+
+
+@runtime_checkable
+class JoiningSink(Protocol):
+    """A sink that can write into the registry's own database: then rows and checkpoints are one transaction."""
+
+    def bind(self, store: Store) -> None:
+        """Told once, before the first batch, where the checkpoints are stored."""
+
+    def join(self, note: str) -> Transaction | None:
+        """The transaction that holds the output which was staged under this note, begun anew if it was lost.
+        None: the checkpoints are elsewhere, or there is no output."""
+
+
+def bind(sink: Sink | None, store: Store) -> None:
+    if isinstance(sink, JoiningSink):
+        sink.bind(store)
+
+
+def joining(sink: Sink | None, note: str | None) -> Join | None:
+    """How the commit of this note joins the sink's transaction; None if it does not."""
+    return partial(sink.join, note) if isinstance(sink, JoiningSink) and note else None

@@ -106,8 +106,8 @@ class SinkWorker(Worker):
         number = self._number * 100_000 + grant.partition
         return Batch(identity.name, identity.id, self._job.group, grant.owner, number, (part,), grant.epoch)
 
-    def _submit(self, positions: Any, note: str | None, together: bool) -> Future[Changed]:
-        outcome: Future[Changed] | None = self._job.submit(positions, note, together)
+    def _submit(self, *asked: Any) -> Future[Changed]:
+        outcome: Future[Changed] | None = self._job.submit(*asked)
         if outcome is None:
             raise Closed("the consumer is gone")
         return outcome

@@ -26,7 +26,7 @@ from pxrs.runtime.meter import Meter
 from pxrs.runtime.queue import Queue
 from pxrs.runtime.report import Report, to_all
 from pxrs.runtime.shares import Shares
-from pxrs.runtime.sink import Sink, check_sink
+from pxrs.runtime.sink import Sink, bind, check_sink
 from pxrs.runtime.worker import Tally
 from pxrs.settings import Settings
 from pxrs.spark.progress import live_line
@@ -91,6 +91,7 @@ class Pipeline:
             sink = self._deferred = Deferred(sink) if sink is not None else None
         else:
             self._life = self._member(spark, member, start, end, told)
+            bind(sink, queue.store)
         self._parts = self._assembly(sink, start)
         self._loop = BatchLoop(self._parts)
         self._thread = threading.Thread(target=self._run, name=f"pxrs-batches-{self._group.name}", daemon=True)
