@@ -105,22 +105,26 @@ class PartitionFiles:
         """See what has been made durable, by whomever."""
         with self.lock:
             self.look_again()
-            self._see_durable()
-            while self.look_again():  # what was sealed in between was not the end of the log
-                self._see_durable()
+            while not self._see_durable() and self.look_again():
+                pass  # what was sealed in between was not the end of the log
 
-    def _see_durable(self) -> None:
+    def _see_durable(self) -> bool:
+        """Says whether it is sure that this is the end: what a mark names is not sealed."""
         mark = read_mark(self.directory)
         self._extend(mark)
         self._durable = self.end if mark is None else self._end_at(mark)
+        return self._ends_in(mark)
+
+    def _ends_in(self, mark: Mark | None) -> bool:
+        return mark is not None and bool(self._segments) and self._segments[-1].base == mark.base
 
     @_explained
-    def refresh_all(self) -> None:
-        """See everything that stands in the files: for a writer, which holds the lock."""
+    def refresh_all(self, mark: Mark | None = None) -> None:
+        """See everything that stands in the files: for a writer, which holds the lock and has read the mark in it."""
         with self.lock:
             self.look_again()
             self._extend(None)
-            while self.look_again():  # a segment that is gone was not the end of the log
+            while not self._ends_in(mark) and self.look_again():  # a segment that is gone was not the end of the log
                 self._extend(None)
 
     def published(self) -> None:
@@ -142,6 +146,8 @@ class PartitionFiles:
             active = self._segments[-1]
             if mark is None or active.base <= mark.base:
                 active.refresh(mark.position if mark is not None and mark.base == active.base else None)
+            if self._ends_in(mark):
+                return  # readers go no further
             if active.end == active.base or not os.path.exists(segment_path(self.directory, active.end)):
                 return
             close_segment(active, active.end)

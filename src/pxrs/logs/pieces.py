@@ -88,5 +88,6 @@ def _read_segment(stored: pa.Buffer, piece: Piece, start: int, end: int) -> Iter
         low, high = max(start, header.base), min(end, header.end)
         if low < high:
             place = Place(header.base, position, header.length)
-            yield read_batch(stored, place, piece.path).slice(low - header.base, high - low)
+            message = stored.slice(place.position, place.length)
+            yield read_batch(message, place, piece.path).slice(low - header.base, high - low)
         position += header.length

@@ -10,14 +10,17 @@ import pyarrow as pa
 from pxrs.errors import BeyondEnd, Expired, NotFound, Refused
 from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA, Stamp
 
+_NEEDED = [number for number, field in enumerate(ENTRY_SCHEMA) if not field.nullable]
+_OFFSET = SCHEMA.field("offset")
+
 
 def check_entries(batch: pa.RecordBatch) -> None:
     """Refuse what is not ``ENTRY_SCHEMA``, and nulls where it has none."""
     if not batch.schema.equals(ENTRY_SCHEMA):
         raise Refused(f"a batch to append must have the columns {_listed(ENTRY_SCHEMA)}, not {_listed(batch.schema)}")
-    for number, field in enumerate(ENTRY_SCHEMA):
-        if not field.nullable and batch.column(number).null_count:
-            raise Refused(f"column {field.name!r} of a batch to append holds a null")
+    for number in _NEEDED:
+        if batch.column(number).null_count:
+            raise Refused(f"column {ENTRY_SCHEMA.names[number]!r} of a batch to append holds a null")
 
 
 def _listed(schema: pa.Schema) -> str:
@@ -32,8 +35,7 @@ def check_partition(queue: str, partition: int, count: int) -> None:
 def with_offsets(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
     """The batch as readers will see it: its rows numbered from ``first`` on."""
     numbers = pa.py_buffer(np.arange(first, first + batch.num_rows, dtype=np.int64))
-    offsets = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, numbers])
-    return pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=SCHEMA)
+    return batch.add_column(0, _OFFSET, pa.Array.from_buffers(_OFFSET.type, batch.num_rows, [None, numbers]))
 
 
 def times(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -16,22 +16,18 @@ import xxhash
 
 from pxrs.errors import Damaged
 from pxrs.logs.base import SCHEMA, Stamp
+from pxrs.logs.layout import BLANK, PREFIX, Values, body_length, custom_metadata, lay_out
 from pxrs.logs.records import times
 
 SCHEMA_MESSAGE = bytes(SCHEMA.serialize())
 """How a segment starts; a segment that holds nothing but this is an empty, valid stream."""
 
 CONTINUATION = b"\xff\xff\xff\xff"
-PREFIX = 8
 MAX_HEADER = 65_536
 _SPARE = 1_024  # what the custom metadata adds to Arrow's own estimate of a message, generously
 
-_CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
-_BLANK = b"0" * 16
-_U16, _I32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
-_PAIR = struct.Struct("<HHHH")  # how the table of one key and its value is laid out
-_MOST_VALUES = 64
-_BODY_LENGTH, _CUSTOM_METADATA = 3, 4  # field numbers in Arrow's Message table
+_I32 = struct.Struct("<i")
+_UNREADABLE = (struct.error, KeyError, IndexError, ValueError)  # what following wrong references ends in
 
 
 class NotAHeader(ValueError):
@@ -79,25 +75,25 @@ def _extent(batch: pa.RecordBatch) -> tuple[int, int, int]:
     return base, int(at.min()), int(at.max())
 
 
-def _describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | None) -> dict[str, str]:
+def _describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | None) -> dict[bytes, bytes]:
     # Fixed widths: the checksums and the header's length are written over what stands here as zeros.
     described = {
-        "pxrs.head": _BLANK.decode(),
-        "pxrs.xxh3": _BLANK.decode(),
-        "pxrs.header": "0" * 8,
-        "pxrs.base": f"{base:020d}",
-        "pxrs.rows": f"{rows:010d}",
-        "pxrs.time": f"{first_us:+020d}/{last_us:+020d}",
+        b"pxrs.head": BLANK,
+        b"pxrs.xxh3": BLANK,
+        b"pxrs.header": b"0" * 8,
+        b"pxrs.base": b"%020d" % base,
+        b"pxrs.rows": b"%010d" % rows,
+        b"pxrs.time": b"%+020d/%+020d" % (first_us, last_us),
     }
     if stamp is not None:
-        described |= {"pxrs.producer": stamp.producer, "pxrs.sequence": f"{stamp.sequence:020d}"}
+        described |= {b"pxrs.producer": stamp.producer.encode(), b"pxrs.sequence": b"%020d" % stamp.sequence}
     return described
 
 
 def _seal(message: memoryview) -> int:
     """Fill in what is only known once the message stands: its header's length (returned), and the checksums."""
     size = PREFIX + int(_I32.unpack_from(message, 4)[0])
-    places = _custom_metadata(bytes(message[:size]))
+    places = lay_out(bytes(message[:size]))[0].places
     at, _ = places[b"pxrs.header"]
     message[at : at + 8] = b"%08d" % size
     digest = xxhash.xxh3_64(message[:size])
@@ -119,11 +115,11 @@ def read_header(data: bytes) -> Header:
         raise NotAHeader("it is not complete")
     header = data[:size]
     try:
-        places = _custom_metadata(header)
-        if xxhash.xxh3_64_hexdigest(_blanked(header, places)) != _text(header, places[b"pxrs.head"]):
+        layout, values = lay_out(header)
+        if xxhash.xxh3_64_hexdigest(layout.blanked(header)).encode() != values[b"pxrs.head"]:
             raise NotAHeader("its header checksum does not match")
-        return _parse(header, places)
-    except (struct.error, KeyError, IndexError, ValueError) as error:
+        return _parse(values, size)
+    except _UNREADABLE as error:
         raise NotAHeader(f"its header cannot be read: {error}") from error
 
 
@@ -143,83 +139,19 @@ def contradicts_itself(data: bytes) -> bool:
     A header that was only half written agrees with itself; one whose length has rotted does not.
     """
     try:
-        at, length = _custom_metadata(data)[b"pxrs.header"]
+        at, length = custom_metadata(data)[b"pxrs.header"]
         return int(data[at : at + length]) != header_size(data)
-    except (struct.error, KeyError, IndexError, ValueError):
+    except _UNREADABLE:
         return False
 
 
-def _parse(header: bytes, places: dict[bytes, tuple[int, int]]) -> Header:
-    first, last = _text(header, places[b"pxrs.time"]).split("/")
+def _parse(values: Values, size: int) -> Header:
+    first, last = values[b"pxrs.time"].split(b"/")
     stamp = None
-    if b"pxrs.producer" in places:
-        stamp = Stamp(_text(header, places[b"pxrs.producer"]), int(_text(header, places[b"pxrs.sequence"])))
-    return Header(
-        int(_text(header, places[b"pxrs.base"])),
-        int(_text(header, places[b"pxrs.rows"])),
-        len(header),
-        len(header) + _body_length(header),
-        int(first),
-        int(last),
-        stamp,
-    )
-
-
-def _text(header: bytes, place: tuple[int, int]) -> str:
-    return header[place[0] : place[0] + place[1]].decode()
-
-
-def _blanked(header: bytes, places: dict[bytes, tuple[int, int]]) -> bytearray:
-    """The header as its checksums saw it."""
-    blank = bytearray(header)
-    for name in _CHECKSUMS:
-        at, _ = places[name]
-        blank[at : at + 16] = _BLANK
-    return blank
-
-
-# --- the few lines of flatbuffers that a walk over headers needs; pyarrow does not show custom metadata alone
-
-
-def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a table stands."""
-    vtable = table - _I32.unpack_from(data, table)[0]
-    slot = 4 + 2 * number
-    if vtable < PREFIX or slot >= _U16.unpack_from(data, vtable)[0]:
-        raise KeyError(f"field {number} is missing")
-    offset = int(_U16.unpack_from(data, vtable + slot)[0])
-    if offset == 0:
-        raise KeyError(f"field {number} is missing")
-    return table + offset
-
-
-def _follow(data: bytes, at: int) -> int:
-    return at + int(_I32.unpack_from(data, at)[0])
-
-
-def _root(data: bytes) -> int:
-    return _follow(data, PREFIX)
-
-
-def _body_length(data: bytes) -> int:
-    return int(_I64.unpack_from(data, _field(data, _root(data), _BODY_LENGTH))[0])
-
-
-def _custom_metadata(data: bytes) -> dict[bytes, tuple[int, int]]:
-    """Where each value of the custom metadata stands: (position, length). Written for speed: each batch comes here."""
-    words = struct.unpack_from(f"<{len(data) >> 2}i", data)
-    vector = _follow(data, _field(data, _root(data), _CUSTOM_METADATA)) >> 2
-    found = {}
-    for slot in range(vector + 1, vector + 1 + min(words[vector], _MOST_VALUES)):
-        pair = 4 * slot + words[slot]
-        _, _, key, value = _PAIR.unpack_from(data, pair - words[pair >> 2])
-        key, value = pair + key, pair + value
-        key, value = key + words[key >> 2], value + words[value >> 2]
-        length = words[value >> 2]
-        if length < 0 or value + 4 + length > len(data):
-            raise IndexError("a text ends outside the header")
-        found[data[key + 4 : key + 4 + words[key >> 2]]] = value + 4, length
-    return found
+    if b"pxrs.producer" in values:
+        stamp = Stamp(values[b"pxrs.producer"].decode(), int(values[b"pxrs.sequence"]))
+    length = size + body_length(values)
+    return Header(int(values[b"pxrs.base"]), int(values[b"pxrs.rows"]), size, length, int(first), int(last), stamp)
 
 
 # --- whole batches
@@ -234,15 +166,13 @@ def intact(message: pa.Buffer) -> bool:
     """Whether the whole message still has the checksum it was written with."""
     view = memoryview(message)
     try:
-        size = header_size(bytes(view[:PREFIX]))
-        header = bytes(view[:size])
-        places = _custom_metadata(header)
-        at, length = places[b"pxrs.xxh3"]
-        digest = xxhash.xxh3_64(_blanked(header, places))
-    except (struct.error, KeyError, IndexError, ValueError):
+        header = bytes(view[: header_size(bytes(view[:PREFIX]))])
+        layout, values = lay_out(header)
+        digest = xxhash.xxh3_64(layout.blanked(header))
+        digest.update(view[len(header) :])
+        return values[b"pxrs.xxh3"] == digest.hexdigest().encode()
+    except _UNREADABLE:
         return False
-    digest.update(view[size:])
-    return header[at : at + length] == digest.hexdigest().encode()
 
 
 def check_schema(start: bytes, path: str) -> int:
@@ -276,9 +206,8 @@ class Place(NamedTuple):
     length: int
 
 
-def read_batch(stored: pa.Buffer, place: Place, path: str, verify: bool = True) -> pa.RecordBatch:
-    """The batch at a place of a mapped segment."""
-    message = stored.slice(place.position, place.length)
+def read_batch(message: pa.Buffer, place: Place, path: str, verify: bool = True) -> pa.RecordBatch:
+    """The batch in these bytes, which stand at a place of a segment."""
     if message.size < place.length or (verify and not intact(message)):
         raise Damaged(f"{path}: the batch at byte {place.position}, offset {place.base}, fails its checksum")
     return decode(message)

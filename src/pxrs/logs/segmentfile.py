@@ -24,6 +24,9 @@ from pxrs.logs.segment import (
 )
 from pxrs.logs.walk import Tail, walk
 
+_SMALL = 65_536
+"""To read so many bytes costs less than to map their file anew."""
+
 
 def segment_path(directory: str, base: int) -> str:
     return os.path.join(directory, f"{base:020d}.arrow")
@@ -139,6 +142,21 @@ class Segment:
         """The offset behind a batch."""
         return self.index.bases[number + 1] if number + 1 < len(self.index) else self.end
 
+    def load(self, number: int) -> pa.RecordBatch:
+        """A batch, mapped; its checksum is verified the first time."""
+        place = self.place(number)
+        batch = read_batch(self._bytes(place), place, self.path, verify=not self.index.verified[number])
+        self.index.verified[number] = True
+        return batch
+
+    def _bytes(self, place: Place) -> pa.Buffer:
+        end = place.position + place.length
+        if self._map is None or self._map.size < end:
+            if end == self.position and place.length <= _SMALL:
+                return self._tail(place)
+            self._map = self._mapped()
+        return self._map.slice(place.position, place.length)
+
     def _mapped(self) -> pa.Buffer:
         with pa.memory_map(self.path) as file:
             stored = file.read_buffer()
@@ -146,14 +164,15 @@ class Segment:
             raise Replaced(self.path)
         return stored
 
-    def load(self, number: int) -> pa.RecordBatch:
-        """A batch, mapped; its checksum is verified the first time."""
-        place = self.place(number)
-        if self._map is None or self._map.size < place.position + place.length:
-            self._map = self._mapped()
-        batch = read_batch(self._map, place, self.path, verify=not self.index.verified[number])
-        self.index.verified[number] = True
-        return batch
+    def _tail(self, place: Place) -> pa.Buffer:
+        """A small batch at the end. A reader that keeps up would map the file anew for each of them."""
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_ino != self._inode:
+                raise Replaced(self.path)
+            return pa.py_buffer(os.pread(fd, place.length, place.position))
+        finally:
+            os.close(fd)
 
 
 def _ends_at(fd: int, index: BatchIndex, end_position: int, end: int) -> bool:

@@ -12,10 +12,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from pxrs.errors import Damaged
+from pxrs.logs.layout import PREFIX
 from pxrs.logs.segment import (
     CONTINUATION,
     MAX_HEADER,
-    PREFIX,
     Header,
     NotAHeader,
     contradicts_itself,

@@ -86,7 +86,7 @@ class PartitionWriter:
 
     def _take_over(self) -> None:
         try:
-            self._files.refresh_all()
+            self._files.refresh_all(mark_in(self._lock_fd))
             self._recover()
             self._vouch()
         except BaseException:  # it may know batches that nobody has vouched for, and that another will take back

@@ -60,7 +60,7 @@ Join = Callable[[], "Transaction | None"]
 
 
 @runtime_checkable
-class JoiningSink(Protocol):
+class JoiningSink(Sink, Protocol):
     """A sink that can write into the registry's own database: then rows and checkpoints are one transaction."""
 
     def bind(self, store: Store) -> None:
