@@ -29,6 +29,17 @@ PxrsError
 
 from __future__ import annotations
 
+import re
+
+_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<user>[^@/?#:\s]*):[^?#\s]*@")
+_SECRETS = re.compile(r"(?P<name>[?&](?:password|token|secret)=)[^&#\s'\"]*")
+
+
+def masked(text: str) -> str:
+    """A URL, or a text with URLs in it, with the passwords taken out. Nothing that is shown holds one."""
+    shown = _CREDENTIALS.sub(lambda found: f"{found['scheme']}{found['user']}:***@", text)
+    return _SECRETS.sub(lambda found: f"{found['name']}***", shown)
+
 
 class PxrsError(Exception):
     """The root of all errors that PXRS raises on purpose."""

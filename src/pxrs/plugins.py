@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module, metadata
 from typing import Any
 
-from pxrs.errors import BadUrl
+from pxrs.errors import BadUrl, masked
 
 _BUILT_IN = {
     "pxrs.stores": {
@@ -34,7 +34,7 @@ def split_url(url: str) -> tuple[str, str]:
     """``"file:./orders"`` → ``("file", "./orders")``."""
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:
-        raise BadUrl(f"{url!r} is no URL: write scheme:place, as in file:./orders or memory:")
+        raise BadUrl(f"{masked(url)!r} is no URL: write scheme:place, as in file:./orders or memory:")
     return scheme.lower(), rest
 
 

@@ -25,11 +25,12 @@ from pxrs.cli import (
     log_tail,
     produce,
     registry,
+    registry_copy,
     seek,
 )
 from pxrs.cli.options import QueueCommand
 from pxrs.cli.run import run as run_pipeline
-from pxrs.errors import PxrsError
+from pxrs.errors import PxrsError, masked
 
 
 class Verb(NamedTuple):
@@ -67,6 +68,7 @@ VERBS = (
     Verb("dlq retry", dlq.retry, "pxrs dlq retry file:./orders billing --all"),
     Verb("import", adopt.import_, "pxrs import file:./orders old.jsonl -f json --from-checkpoint 500 --group billing"),
     Verb("registry dump", registry.dump, "pxrs registry dump file:./orders > rows.jsonl"),
+    Verb("registry copy", registry_copy.copy, "pxrs registry copy sqlite:registry.db etcd://127.0.0.1:2379/pxrs"),
     Verb("registry load", registry.load, "pxrs registry load file:./orders rows.jsonl"),
     Verb("health", create.health, "pxrs health file:./orders"),
     Verb("demo", demo.demo, "pxrs demo --engine spark", TyperCommand),
@@ -152,7 +154,7 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
 def _failed(text: str, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"pxrs: error: {text}", file=sys.stderr)
+    print(f"pxrs: error: {masked(text)}", file=sys.stderr)
     return 1
 
 

@@ -16,7 +16,7 @@ from pxrs.errors import Conflict, Refused, Unknown
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
-    from pxrs.stores.base import Row, Swap
+    from pxrs.stores.base import Row, Store, Swap
 
 
 def dump(url: Url, registry: RegistryUrl = None) -> None:
@@ -56,7 +56,7 @@ def load(
                 "nothing was written, --force overwrites them"
             )
         changes = _swaps(wanted, present)
-        _write(queue, changes)
+        write_rows(queue.store, changes)
     print(f"wrote {len(changes)} rows")
     if len(changes) < len(wanted):
         note(f"{len(wanted) - len(changes)} rows were the same already")
@@ -106,12 +106,13 @@ def _swaps(wanted: dict[str, bytes], present: dict[str, Row]) -> list[Swap]:
     ]
 
 
-def _write(queue: Queue, changes: list[Swap]) -> None:
+def write_rows(store: Store, changes: list[Swap]) -> None:
+    """In as few steps as the store allows; each of them all or nothing."""
     from pxrs.stores.base import Verdict
 
-    for start in range(0, len(changes), queue.store.max_atomic):
-        outcome = queue.store.swap_all(changes[start : start + queue.store.max_atomic])
+    for start in range(0, len(changes), store.max_atomic):
+        outcome = store.swap_all(changes[start : start + store.max_atomic])
         if outcome.verdict is Verdict.CONFLICT:
-            raise Conflict("the rows were changed by others meanwhile: stop the group's members, and load again")
+            raise Conflict("the rows were changed by others meanwhile: stop the group's members, and do it again")
         if outcome.verdict is Verdict.UNKNOWN:
-            raise Unknown(f"no answer from the registry ({outcome.reason}): load again")
+            raise Unknown(f"no answer from the registry ({outcome.reason}): do it again")

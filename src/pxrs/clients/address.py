@@ -9,26 +9,17 @@ The user and the password stand in the URL, in files (``?user_file=PATH&password
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
-from pxrs.errors import BadUrl
+from pxrs.errors import BadUrl, masked
 from pxrs.settings import Settings
 
 TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 COMMON = ("user_file", "password_file", "tls", "ca", "cert", "key", "tls_verify", "timeout_ms")
 """Options that every server's URL may have."""
-_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<user>[^@/?#:\s]*)(?::[^@?#\s]*)?@")
-_SECRETS = re.compile(r"(?P<name>[?&](?:password|token|secret)=)[^&#\s'\"]*")
-
-
-def masked(text: str) -> str:
-    """A URL, or a text with URLs in it, with the passwords taken out."""
-    shown = _CREDENTIALS.sub(lambda found: f"{found['scheme']}{found['user']}:***@", text)
-    return _SECRETS.sub(lambda found: f"{found['name']}***", shown)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,23 @@ def _name(handler: object) -> str:
     return getattr(handler, "__qualname__", repr(handler))
 
 
+class WithoutContext:
+    """A handler that asks for messages alone."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, payload: Any, _context: Context) -> Any:
+        return self.function(payload)
+
+
+def bound(handler: Callable[..., Any], context: Context) -> Callable[[Any], Any]:
+    """The handler of (message, context) as a function of the message: every single one goes this way."""
+    if isinstance(handler, WithoutContext):
+        return handler.function
+    return lambda payload: handler(payload, context)
+
+
 def taking(function: Callable[..., Any] | None, most: int) -> Callable[..., Any] | None:
     """The function, called with as many of ``most`` arguments as it asks for."""
     if function is None:
@@ -118,8 +135,8 @@ def taking(function: Callable[..., Any] | None, most: int) -> Callable[..., Any]
     wanted = _wanted(function, most)
     if wanted >= most:
         return function
-    if (most, wanted) == (2, 1):  # every message goes this way: spare it the slicing
-        return lambda payload, _context: function(payload)
+    if (most, wanted) == (2, 1):
+        return WithoutContext(function)
     return lambda *arguments: function(*arguments[:wanted])
 
 

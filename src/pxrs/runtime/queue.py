@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from pxrs.clock import Clock, SystemClock
-from pxrs.errors import BadSetting, BadUrl, Closed, Refused
+from pxrs.errors import BadSetting, BadUrl, Closed, masked
 from pxrs.logs.base import Log, Wish
 from pxrs.model import Grant, MemberRow, Message, Owner, check_name
 from pxrs.plugins import find_driver, hashes_of_other_packages, split_url
@@ -40,7 +40,7 @@ from pxrs.runtime.work import Work
 from pxrs.runtime.worker import Job
 from pxrs.runtime.workforce import Workforce
 from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE, Settings
-from pxrs.stores.base import Guarantee, Store
+from pxrs.stores.base import Guarantee, Store, check_guarantees
 
 
 class Joined(Work, Measured, Protocol):
@@ -73,7 +73,7 @@ def open_queue(
     reduce: str | None = None,
     assignor: str | None = None,
     settings: Settings | None = None,
-    require: Collection[Guarantee] = (),
+    require: Collection[Guarantee | str] = (),
     create: bool = True,
 ) -> Queue:
     """Open a queue, or create it. What is left out is as recorded; what contradicts the record is refused.
@@ -86,9 +86,7 @@ def open_queue(
     log_url, registry_url = _places(url, log, registry)
     # Whatever can be refused is refused before anything is created.
     store_driver = find_driver("pxrs.stores", registry_url)
-    missing = sorted(guarantee.name for guarantee in require if guarantee not in store_driver.guarantees)
-    if missing:
-        raise Refused(f"registry {registry_url!r} does not guarantee {', '.join(missing)}")
+    check_guarantees(store_driver, require, registry_url)
     if assignor is not None:
         check_assignor(assignor)
     if isinstance(hash, str):
@@ -128,7 +126,7 @@ def _places(url: str | None, log: str | None, registry: str | None) -> tuple[str
         return log_url, f"sqlite:{os.path.join(rest, 'registry.db')}"
     if scheme == "memory":
         return log_url, log_url
-    raise BadUrl(f"a log at {scheme!r} needs a registry: pxrs.open(log={log_url!r}, registry='sqlite:...')")
+    raise BadUrl(f"a log at {scheme!r} needs a registry: pxrs.open(log={masked(log_url)!r}, registry='sqlite:...')")
 
 
 class Queue:

@@ -255,7 +255,7 @@ class Worker:
     def _handle_messages(self, batch: pa.RecordBatch) -> None:
         """The way of every single message: nothing in here that it does not need."""
         job, clock, tally = self._job, self._job.clock.monotonic, self.tally
-        handler, context, after = job.handler, self._context, self.position or 0
+        handle, after = delivery.bound(job.handler, self._context), self.position or 0
         for message in delivery.messages_of(batch, self.grant.partition):
             now = clock()
             if self._halt or self._paused or now >= job.alive_until:
@@ -263,7 +263,7 @@ class Worker:
             self.busy_since = now
             after += 1
             try:
-                handler(message, context)
+                handle(message)
             except Exception as error:
                 if not self._rescue(batch, Parcel(message, after - 1, after), error):
                     return

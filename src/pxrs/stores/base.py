@@ -20,9 +20,11 @@ Contract of every driver (``pxrs.testing.conformance`` proves it):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import ClassVar, NamedTuple
+
+from pxrs.errors import BadSetting, Refused, masked
 
 ABSENT = 0
 """The version of a key that holds nothing: as ``expect`` it means "create", in an answer "there is no row"."""
@@ -38,6 +40,23 @@ class Guarantee(Enum):
     NATIVE_EXPIRY = "a member row with a time to live vanishes by itself"
     WATCH = "a wait ends at once when a row changes, without polling"
     ATOMIC_ROWS = "several rows can be swapped all or none"
+
+
+def check_guarantees(driver: type[Store], required: Collection[Guarantee | str], url: str) -> None:
+    """Refuse a store that lacks one of these; they may be given by name, in any case."""
+    missing = sorted(one.name for one in map(_guarantee, required) if one not in driver.guarantees)
+    if missing:
+        raise Refused(f"registry {masked(url)!r} does not guarantee {', '.join(missing)}")
+
+
+def _guarantee(wanted: Guarantee | str) -> Guarantee:
+    if isinstance(wanted, Guarantee):
+        return wanted
+    try:
+        return Guarantee[str(wanted).upper().replace("-", "_").replace(" ", "_")]
+    except KeyError:
+        known = ", ".join(guarantee.name.lower() for guarantee in Guarantee)
+        raise BadSetting(f"require = {wanted!r}: there is no such guarantee; there are {known}") from None
 
 
 class Row(NamedTuple):

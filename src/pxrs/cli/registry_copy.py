@@ -1,0 +1,123 @@
+"""``pxrs registry copy``: a stopped group moves to another store, with its epochs and checkpoints."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pxrs.cli.output import note
+from pxrs.cli.registry import write_rows
+from pxrs.errors import NotFound, Refused, masked
+
+if TYPE_CHECKING:
+    from pxrs.stores.base import Row, Store, Swap
+
+_PASSING = ("member", "bell")
+"""Rows of whoever takes part right now: they mean nothing elsewhere."""
+
+Groups = dict[tuple[str, str], "list[Row]"]
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the registry that has the group.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The URL of the registry that shall have it.")],
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only the groups of this queue.")] = None,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only groups of this name.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also with members registered, and over rows that differ.")
+    ] = False,
+    move: Annotated[bool, typer.Option("--move", help="Delete the groups in FROM, once they are in TO.")] = False,
+) -> None:
+    """Copy groups to another registry: checkpoints, epochs, history. Stop their members first.
+
+    Nothing is written if one of the groups has members, or stands in TO with other rows.
+    """
+    with closing(_store(source)) as old, closing(_store(target)) as new:
+        groups = _groups(old, queue, group, source)
+        changes = {name: _changes(rows, new, force, name) for name, rows in groups.items()}
+        for name, rows in groups.items():
+            _check_stopped(name, rows, force)
+        for name, swaps in changes.items():
+            write_rows(new, swaps)
+            print(f"{'/'.join(name)}: {len(swaps)} rows written")
+        if move:
+            _delete(old, groups)
+    if not move:
+        note(f"the groups are still in {masked(source)}: let no member use it any more, or copy with --move")
+
+
+def _store(url: str) -> Store:
+    from pxrs.plugins import find_driver
+    from pxrs.runtime.config import load_settings
+
+    store: Store = find_driver("pxrs.stores", url).open(url, load_settings())
+    return store
+
+
+def _groups(store: Store, queue: str | None, group: str | None, url: str) -> Groups:
+    """All rows, by queue and group; groups are those that have a row of that name."""
+    from pxrs.runtime.config import load_settings
+
+    prefix = load_settings().prefix
+    found: Groups = defaultdict(list)
+    for row in store.scan(prefix):
+        parts = row.key.removeprefix(prefix).split("/")
+        if len(parts) >= 3:
+            found[parts[0], parts[1]].append(row)
+    whole = {name: rows for name, rows in found.items() if any(_kind(row, name, prefix) == "group" for row in rows)}
+    wanted = {name: rows for name, rows in whole.items() if queue in (None, name[0]) and group in (None, name[1])}
+    if not wanted:
+        there = ", ".join("/".join(name) for name in sorted(whole)) or "none"
+        raise NotFound(f"{masked(url)} has no such group; groups there: {there}")
+    return dict(sorted(wanted.items()))
+
+
+def _kind(row: Row, name: tuple[str, str], prefix: str) -> str:
+    return row.key.removeprefix(f"{prefix}{name[0]}/{name[1]}/").split("/")[0]
+
+
+def _is_passing(row: Row) -> bool:
+    return row.key.split("/")[-2] in _PASSING
+
+
+def _check_stopped(name: tuple[str, str], rows: list[Row], force: bool) -> None:
+    members = [row.key.rpartition("/")[2] for row in rows if row.key.split("/")[-2] == "member"]
+    if members and not force:
+        raise Refused(
+            f"group {name[1]!r} of queue {name[0]!r} has members: {', '.join(members)}. Stop them first; "
+            "--force if they are dead"
+        )
+
+
+def _changes(rows: list[Row], new: Store, force: bool, name: tuple[str, str]) -> list[Swap]:
+    """What must be written. The group row comes last: it says that all the others exist."""
+    from pxrs.stores.base import ABSENT, Swap
+
+    wanted = sorted(
+        (row for row in rows if not _is_passing(row)), key=lambda row: (row.key.endswith("/group"), row.key)
+    )
+    present = new.read([row.key for row in wanted])
+    pairs = list(zip(wanted, present, strict=True))
+    differing = [row.key for row, there in pairs if there is not None and there.value != row.value]
+    if differing and not force:
+        raise Refused(
+            f"TO has group {'/'.join(name)} already, with other rows (the first is {differing[0]}); see --force"
+        )
+    return [
+        Swap(row.key, there.version if there else ABSENT, row.value)
+        for row, there in pairs
+        if there is None or there.value != row.value
+    ]
+
+
+def _delete(store: Store, groups: Groups) -> None:
+    """The group row first: without it, the rest is no group."""
+    from pxrs.stores.base import Swap
+
+    for name, rows in groups.items():
+        ordered = sorted(rows, key=lambda row: not row.key.endswith("/group"))
+        write_rows(store, [Swap(row.key, row.version, None) for row in ordered])
+        print(f"{'/'.join(name)}: deleted in FROM")
