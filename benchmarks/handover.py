@@ -1,4 +1,7 @@
-"""How long a partition is without an owner: after a clean leave, and after a crash; against a polled lock table."""
+"""How long a partition is without an owner: after a clean leave, and after a crash; against a polled lock table.
+
+On every store the same: two members share 8 partitions, one goes, and the other takes over.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pxrs
 from benchmarks.harness import Result
+from benchmarks.parts.registry_stores import places
 
 SUMMARY = "hand-over of 8 partitions after a clean leave and after a crash: ours against a polled lease table"
 
@@ -22,8 +26,8 @@ PARTITIONS = 8
 def run(quick: bool) -> Result:
     rounds = 3 if quick else 10
     with tempfile.TemporaryDirectory() as place:
-        clean = [_clean(f"file:{place}/clean-{n}") for n in range(rounds)]
-        crash = [_crash(f"file:{place}/crash-{n}") for n in range(rounds)]
+        clean = [_pair(f"file:{place}/clean-{n}", _leave) for n in range(rounds)]
+        crash = [_pair(f"file:{place}/crash-{n}", _die) for n in range(rounds)]
         table_clean = [_table(Path(place) / f"tc{n}.db", crash=False) for n in range(rounds)]
         table_crash = [_table(Path(place) / f"tx{n}.db", crash=True) for n in range(rounds)]
     ours = {"clean leave, ms": _ms(clean), "crash, ms": _ms(crash), "crash beyond the lease, ms": _ms(crash) - LEASE_MS}
@@ -32,7 +36,45 @@ def run(quick: bool) -> Result:
         "clean leave: polled table / ours": _ms(table_clean) / _ms(clean),
         "crash: polled table / ours": _ms(table_crash) / _ms(crash),
     }
-    return Result("handover", ours | {"lease, ms": LEASE_MS}, peers, ratios)
+    result = Result("handover", ours | {"lease, ms": LEASE_MS}, peers, ratios)
+    _on_every_store(result, 3 if quick else 15)
+    return result
+
+
+def _on_every_store(result: Result, rounds: int) -> None:
+    """The distribution, of a clean leave and of a crash, as milliseconds: lowest, median, highest."""
+    with tempfile.TemporaryDirectory() as name, places(Path(name)) as found:
+        for place in found:
+            for what, last_act in (("clean", _leave), ("crash", _die)):
+                log = f"file:{name}/{place.name}-{what}"
+                took = [_pair(f"{log}-{n}", last_act, place.url(f"{what}{n}")) for n in range(rounds)]
+                for kind, value in (("low", min(took)), ("p50", statistics.median(took)), ("high", max(took))):
+                    result.figures[f"{place.name}: {what}, {kind} ms"] = value * 1000
+
+
+def picture(result: Result, path: Path) -> None:
+    """For each store a line from the quickest to the slowest hand-over, with the median on it."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    stores = [what.partition(":")[0] for what in result.figures if what.endswith(": clean, p50 ms")]
+    figure, axes = plt.subplots(figsize=(9, 1.5 + 0.5 * len(stores)))
+    for what, color, shift in (("clean", "#3b7a9e", -0.12), ("crash", "#b5482e", 0.12)):
+        for row, store in enumerate(stores):
+            low, middle, high = (result.figures[f"{store}: {what}, {kind} ms"] for kind in ("low", "p50", "high"))
+            axes.plot([low, high], [row + shift] * 2, color=color, linewidth=4, alpha=0.4)
+            axes.plot([middle], [row + shift], "o", color=color, label=f"{what} (median)" if row == 0 else None)
+            axes.annotate(f"{middle:.0f}", (high, row + shift), xytext=(6, -4), textcoords="offset points", fontsize=8)
+    axes.axvline(LEASE_MS, color="#999999", linewidth=1)
+    axes.set(title="Hand-over of 4 partitions, ms (grey: the lease)", xscale="log")
+    axes.set_yticks(range(len(stores)), stores)
+    axes.invert_yaxis()
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def _ms(times: list[float]) -> float:
@@ -47,12 +89,16 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.0005)
 
 
-def _pair(url: str, last_act: Callable[[pxrs.Consumer], None]) -> float:
+def _pair(log: str, last_act: Callable[[pxrs.Consumer], None], registry: str | None = None) -> float:
     """Two members share the queue; one goes; the time until the other works on everything."""
     settings = pxrs.Settings(lease_ms=LEASE_MS)
-    with pxrs.open(url, partitions=PARTITIONS, settings=settings) as queue:
-        goes = queue.consumer(group="g", handler=lambda _: None, member="A").start()
-        stays = queue.consumer(group="g", handler=lambda _: None, member="B").start()
+    registry = registry or f"sqlite:{log.removeprefix('file:')}.db"
+    with (
+        pxrs.open(log=log, registry=registry, partitions=PARTITIONS, settings=settings) as one,
+        pxrs.open(log=log, registry=registry, partitions=PARTITIONS, settings=settings) as other,
+    ):
+        goes = one.consumer(group="g", handler=lambda _: None, member="A").start()
+        stays = other.consumer(group="g", handler=lambda _: None, member="B").start()
         _until(lambda: len(goes.partitions) == len(stays.partitions) == PARTITIONS // 2)
         began = time.perf_counter()
         last_act(goes)
@@ -60,12 +106,12 @@ def _pair(url: str, last_act: Callable[[pxrs.Consumer], None]) -> float:
         return time.perf_counter() - began
 
 
-def _clean(url: str) -> float:
-    return _pair(url, lambda consumer: threading.Thread(target=consumer.stop).start())
+def _leave(consumer: pxrs.Consumer) -> None:
+    threading.Thread(target=consumer.stop).start()
 
 
-def _crash(url: str) -> float:
-    return _pair(url, lambda consumer: consumer.kill())
+def _die(consumer: pxrs.Consumer) -> None:
+    consumer.kill()
 
 
 # ---- the peer -------------------------------------------------------------------------------------------------------
