@@ -1,11 +1,15 @@
-"""What all tests share."""
+"""What all tests share, and the table of stores at their end."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from tests import store_results
+
+_FOUND = pytest.StashKey[store_results.Outcomes]()
 
 
 @pytest.fixture
@@ -17,3 +21,27 @@ def show(pytestconfig: pytest.Config) -> Callable[[str], None]:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
     return show
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A store that was not tested is a failure of a full run; only Oracle may be missing."""
+    reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+    if reporter is None or hasattr(session.config, "workerinput"):
+        return
+    reports = [report for found in reporter.stats.values() for report in found if hasattr(report, "nodeid")]
+    found = session.config.stash[_FOUND] = store_results.gathered(reports)
+    if store_results.is_full(session.config):
+        store_results.record(found)
+        if store_results.missing(found) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    found: store_results.Outcomes = config.stash.get(_FOUND, {})
+    if not found:
+        return
+    terminalreporter.section("registry stores, each scenario")
+    terminalreporter.write_line(store_results.table(found).as_text())
+    if store_results.is_full(config):
+        for line in store_results.missing(found):
+            terminalreporter.write_line(f"NOT TESTED: {line}", red=True)
