@@ -20,6 +20,7 @@ _BUILT_IN = {
         "oracle": "pxrs.stores.sql:SqlStore",
         "etcd": "pxrs.stores.etcd:EtcdStore",
         "redis": "pxrs.stores.redis:RedisStore",
+        "rediss": "pxrs.stores.redis:RedisStore",
         "nats": "pxrs.stores.nats:NatsStore",
     },
     "pxrs.logs": {

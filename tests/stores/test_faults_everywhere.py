@@ -10,6 +10,8 @@ from pxrs.testing.faults import FaultSuite
 from pxrs.testing.ground import Ground
 
 from .grounds_embedded import MemoryGround, SqliteGround
+from .grounds_lockfiles import LockFilesGround
+from .grounds_redis import RedisGround
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -24,3 +26,13 @@ class TestMemory(FaultSuite):
 class TestSqlite(FaultSuite):
     def make_ground(self, directory: Path) -> Ground:
         return SqliteGround(directory)
+
+
+class TestLockFiles(FaultSuite):
+    def make_ground(self, directory: Path) -> Ground:
+        return LockFilesGround(directory)
+
+
+class TestValkey(FaultSuite):
+    def make_ground(self, directory: Path) -> Ground:
+        return RedisGround(directory)

@@ -82,8 +82,9 @@ class Address:
 
     @property
     def tls(self) -> bool:
-        """Asked for by ``tls=true``, or by any of the files that only make sense with it."""
-        return self.flag("tls", default=any(name in self.options for name in ("ca", "cert", "key")))
+        """Asked for by ``tls=true``, by a scheme like rediss, or by any of the files that only make sense with it."""
+        implied = self.scheme == "rediss" or any(name in self.options for name in ("ca", "cert", "key"))
+        return self.flag("tls", default=implied)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """For clients that take a context; None without TLS."""

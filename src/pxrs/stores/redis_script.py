@@ -1,0 +1,151 @@
+"""What the server itself does for the driver: four scripts, each of which runs alone and at once.
+
+A row is a string under ``{NAME}:row:KEY``: its version (16 digits), a blank, the nonce of the call that wrote it
+(16 letters), a blank, and the row's bytes. Beside the rows stand
+
+- ``{NAME}:keys``      the keys in order; one whose row has expired stays here until the next scan,
+- ``{NAME}:gone``      the keys that were deleted lately, by the version of the deletion: for waits with an older mark,
+- ``{NAME}:revision``  the highest version so far,
+- ``{NAME}:format``    the format of all this.
+
+Versions are numbers that Lua can count exactly (below 2**53) and are compared as text. The next one is the server's
+time in microseconds, or one more than the last one if that is higher. So they go on above all earlier ones when the
+server comes back with nothing, or with an older copy, as long as its clock is not set back as well.
+"""
+
+from __future__ import annotations
+
+FORMAT = 1
+VERSION_DIGITS = 16
+NONCE_LETTERS = 16
+HEAD = VERSION_DIGITS + 1 + NONCE_LETTERS + 1
+"""So many bytes stand before a row's own."""
+
+REMEMBERED_DELETIONS = 10_000
+REMEMBERED_MICROSECONDS = 600_000_000
+"""Deletions are remembered so many and so long; a wait with an older mark ends at once."""
+
+DELETE = "delete"
+"""In the place of a time to live: there shall be no row."""
+
+# KEYS: revision, keys, gone, then the rows. ARGV: mode, nonce, channel, how many bytes stand before a row's key, then
+# for each row: the expected version ("" for none), the time to live ("" for ever), the bytes.
+# All rows are looked at before the first is changed, so that an error that comes from looking has changed nothing.
+SWAP = f"""
+local mode, nonce, channel, skip = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local base = math.max(now, tonumber(redis.call('GET', KEYS[1]) or 0))
+local version_of, outcomes, wishes = {{}}, {{}}, {{}}
+
+for number = 1, #KEYS - 3 do
+  local row, at = KEYS[number + 3], 2 + 3 * number
+  local was = version_of[row] or redis.call('GETRANGE', row, 0, {VERSION_DIGITS - 1})
+  if was ~= ARGV[at] then
+    if mode == 'all' then return '-' end
+    outcomes[number] = '-'
+  elseif ARGV[at + 1] ~= '{DELETE}' then
+    local version = string.format('%0{VERSION_DIGITS}.0f', base + number)
+    wishes[#wishes + 1] = {{row, version, ARGV[at + 1], ARGV[at + 2], was == ''}}
+    version_of[row], outcomes[number] = version, version
+  else
+    if was ~= '' then wishes[#wishes + 1] = {{row, base + number, '{DELETE}'}} end
+    version_of[row], outcomes[number] = '', '0'
+  end
+end
+if #wishes == 0 then return table.concat(outcomes, ',') end
+
+local common, deleted
+for _, wish in ipairs(wishes) do
+  local row, version, ttl, key = wish[1], wish[2], wish[3], string.sub(wish[1], skip + 1)
+  if ttl == '{DELETE}' then
+    redis.call('DEL', row)
+    redis.call('ZREM', KEYS[2], key)
+    redis.call('ZADD', KEYS[3], version, key)
+    deleted = true
+  else
+    local bytes = version .. ' ' .. nonce .. ' ' .. wish[4]
+    if ttl == '' then redis.call('SET', row, bytes) else redis.call('SET', row, bytes, 'PX', ttl) end
+    if wish[5] then redis.call('ZADD', KEYS[2], 0, key) end
+  end
+  common = common or key
+  while string.sub(key, 1, #common) ~= common do common = string.sub(common, 1, #common - 1) end
+end
+local revision = string.format('%0{VERSION_DIGITS}.0f', base + #KEYS - 3)
+redis.call('SET', KEYS[1], revision)
+if deleted then
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', base - {REMEMBERED_MICROSECONDS})
+  redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -{REMEMBERED_DELETIONS + 1})
+end
+redis.pcall('PUBLISH', channel, revision .. common)
+return table.concat(outcomes, ',')
+"""
+
+# KEYS: keys. ARGV: the first key and the end of the range, what stands before each key of a row.
+# It answers with keys and rows in turn, and forgets the keys of rows that have expired.
+SCAN = """
+local found, expired = {}, {}
+local keys = redis.call('ZRANGEBYLEX', KEYS[1], ARGV[1], ARGV[2])
+for from = 1, #keys, 1000 do
+  local rows, to = {}, math.min(from + 999, #keys)
+  for number = from, to do rows[#rows + 1] = ARGV[3] .. keys[number] end
+  for number, bytes in ipairs(redis.call('MGET', unpack(rows))) do
+    local key = keys[from + number - 1]
+    if bytes then
+      found[#found + 1] = key
+      found[#found + 1] = bytes
+    else
+      expired[#expired + 1] = key
+    end
+  end
+end
+for from = 1, #expired, 1000 do
+  redis.pcall('ZREM', KEYS[1], unpack(expired, from, math.min(from + 999, #expired)))
+end
+return found
+"""
+
+# KEYS: revision, keys, gone. ARGV: the mark, the prefix, the first key and the end of its range, as for a scan.
+# It answers whether a row under the prefix was written or deleted since the mark, and with the present mark.
+LOOK = f"""
+local revision = redis.call('GET', KEYS[1])
+if not revision then return {{ARGV[1] ~= '1' and 1 or 0, '1'}} end
+local present, mark = tonumber(revision), tonumber(ARGV[1])
+if mark == present then return {{0, revision}} end
+if mark > present or mark < present - {REMEMBERED_MICROSECONDS} then return {{1, revision}} end
+local oldest = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
+if redis.call('ZCARD', KEYS[3]) >= {REMEMBERED_DELETIONS} and mark < tonumber(oldest[2]) then return {{1, revision}} end
+for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[1], '+inf')) do
+  if string.sub(key, 1, #ARGV[2]) == ARGV[2] then return {{1, revision}} end
+end
+for _, key in ipairs(redis.call('ZRANGEBYLEX', KEYS[2], ARGV[3], ARGV[4])) do
+  local version = redis.call('GETRANGE', ARGV[5] .. key, 0, {VERSION_DIGITS - 1})
+  if version ~= '' and tonumber(version) > mark then return {{1, revision}} end
+end
+return {{0, revision}}
+"""
+
+# KEYS: format, revision, a key for trials. ARGV: our format, channel. It answers with the format that is stored.
+# Everything that the other scripts do is tried: a user who may not do all of it is told now, not within a swap.
+OPEN = f"""
+local stored = redis.call('GET', KEYS[1])
+if stored and stored ~= ARGV[1] then return stored end
+redis.call('SET', KEYS[3], '', 'PX', 1000)
+redis.call('GETRANGE', KEYS[3], 0, 1)
+redis.call('MGET', KEYS[3])
+redis.call('DEL', KEYS[3])
+redis.call('ZADD', KEYS[3], 0, '')
+redis.call('ZCARD', KEYS[3])
+redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
+redis.call('ZRANGEBYLEX', KEYS[3], '-', '+')
+redis.call('ZRANGEBYSCORE', KEYS[3], 0, 0)
+redis.call('ZREMRANGEBYSCORE', KEYS[3], 1, 1)
+redis.call('ZREMRANGEBYRANK', KEYS[3], 1, 1)
+redis.call('ZREM', KEYS[3], '')
+redis.call('PUBLISH', ARGV[2], '')
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
+redis.call('SET', KEYS[2], string.format('%0{VERSION_DIGITS}.0f', now), 'NX')
+redis.call('SET', KEYS[1], ARGV[1])
+return ARGV[1]
+"""
