@@ -11,7 +11,9 @@ from pxrs.testing.ground import Ground
 
 from .grounds_embedded import MemoryGround, SqliteGround
 from .grounds_lockfiles import LockFilesGround
+from .grounds_nats import NatsGround
 from .grounds_redis import RedisGround
+from .grounds_sql import MariadbGround, PostgresGround
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -36,3 +38,18 @@ class TestLockFiles(FaultSuite):
 class TestValkey(FaultSuite):
     def make_ground(self, directory: Path) -> Ground:
         return RedisGround(directory)
+
+
+class TestPostgres(FaultSuite):
+    def make_ground(self, directory: Path) -> Ground:
+        return PostgresGround(directory)
+
+
+class TestMariadb(FaultSuite):
+    def make_ground(self, directory: Path) -> Ground:
+        return MariadbGround(directory)
+
+
+class TestNats(FaultSuite):
+    def make_ground(self, directory: Path) -> Ground:
+        return NatsGround(directory)

@@ -65,7 +65,7 @@ class Watcher:
         while self._tell():
             try:
                 mark = self._registry.wait(mark, self._seconds)
-            except (Unavailable, Closed):
+            except PxrsError:  # the loop reads the same store, and says what is wrong with it
                 pause.wait(1.0)
 
     def _tell(self) -> bool:

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 SMALL = 1_024
 """A message up to this size need not be counted at once..."""
-UNCOUNTED = 63
-"""...but after so many of them, or before they could fill what they are in."""
+UNCOUNTED = 255
+"""...but after so many of them."""
 SHIPMENT_BYTES = 16_777_216
 """When the log is slower than the senders, parcels up to this size share one append and one sync."""
 
@@ -69,9 +69,15 @@ class Outbox:
             if parcel.count() >= self._full or row >= self._last_row:
                 self._close_parcel()
             else:
-                room = min(self._full, parcel.room) - parcel.size
-                parcel.look = min(row + 1 + min(room // SMALL, UNCOUNTED), self._last_row)
+                parcel.look = min(row + 1 + self._uncounted(parcel, row + 1), self._last_row)
         return Receipt((parcel, row))
+
+    def _uncounted(self, parcel: SentParcel, rows: int) -> int:
+        """How many more small messages may be put in before they are counted: the buffer never overflows, and the
+        parcel becomes as large as it should be if they are like those before them."""
+        fit = (parcel.room - parcel.size) // (2 * SMALL + ROW_BYTES)
+        wanted = (self._full - parcel.size) * rows // parcel.size
+        return min(fit, wanted, UNCOUNTED)
 
     def put_parcel(self, parcel: Parcel) -> None:
         with self._lock:

@@ -135,8 +135,7 @@ class FaultSuite:
 
     # ---- the watch -------------------------------------------------------------------------------------------------
 
-    def test_the_watch_alone_wakes(self, ground: Ground, shop: Shop) -> None:
-        self.needs(ground, "cut_watch")
+    def test_the_watch_alone_wakes(self, shop: Shop) -> None:
         self._come_and_go(shop, ON_WATCH_ALONE)
 
     def test_with_the_watch_cut_the_poll_heals(self, ground: Ground, shop: Shop) -> None:
@@ -180,16 +179,16 @@ class FaultSuite:
         shop.send()
         shop.await_settled("A", "B")
         ground.save()
-        shop.join("C")
+        shop.join("C", "D")  # A and B each give something up: all four have seen what will be gone
         shop.send()
-        shop.await_settled("A", "B", "C")
+        shop.await_settled("A", "B", "C", "D")
         ground.restore()
-        shop.await_refused("A", "B", "C")
+        shop.await_refused("A", "B", "C", "D")
         shop.forget()
         shop.queue = shop.opened(HASTY)
-        shop.join("D")
+        shop.join("E")
         shop.send()
-        shop.await_settled("D")
+        shop.await_settled("E")
         shop.judge()
 
     # ---- the member ------------------------------------------------------------------------------------------------
