@@ -14,6 +14,7 @@ help: ## this list
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check -U 'pip>=25.1' -c constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . --group dev
+	$(BIN)/python -m pxrs.testing.servers.install
 	@touch $@
 
 install: .venv/.installed ## create .venv and install everything

@@ -45,3 +45,10 @@ def test_the_demo_in_processes(store: str, tmp_path: Path, request: pytest.Fixtu
 def test_the_demo_in_threads(store: str) -> None:
     shown = told("threads", f"{store}:demo")
     assert shown.returncode == 0 and "PROVED" in shown.stdout, shown.stdout + shown.stderr
+
+
+@pytest.mark.xdist_group("spark-stories")  # one after the other: each starts three applications of Spark
+@pytest.mark.parametrize("server", ["postgres_server", "etcd_server"])
+def test_the_demo_in_spark_applications(server: str, request: pytest.FixtureRequest) -> None:
+    shown = told("spark", request.getfixturevalue(server).url("demo-of-spark"))
+    assert shown.returncode == 0 and "PROVED" in shown.stdout, shown.stdout + shown.stderr
