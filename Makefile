@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SECONDS ?= 600
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast soak check format bench clean
+.PHONY: help install servers demo test test-fast soak check format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*?## /\t/' | expand -t 14
@@ -14,7 +14,6 @@ help: ## this list
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q --disable-pip-version-check -U 'pip>=25.1' -c constraints.txt
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . --group dev
-	$(BIN)/python -m pxrs.testing.servers.install
 	@touch $@
 
 install: .venv/.installed ## create .venv and install everything
@@ -23,11 +22,14 @@ demo: ## the main job on embedded parts, from an empty clone to its end
 	@start=$$(date +%s); $(MAKE) -s install; echo "set-up took $$(( $$(date +%s) - start )) s"
 	@$(BIN)/pxrs demo --engine spark
 
-test: install ## all tests, as CI runs them
+servers: install ## the servers for tests that no Python package carries
+	@$(BIN)/python -m pxrs.testing.servers.install
+
+test: servers ## all tests, as CI runs them
 	$(BIN)/python -m pytest -q -n 2 tests/rules --cov --cov-report=term
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/rules
 
-test-fast: install ## the tests for daily use, under 4 minutes
+test-fast: servers ## the tests for daily use, under 4 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 soak: install ## the long forms: simulated histories, race rounds, fault campaigns (SECONDS=600)
@@ -43,7 +45,7 @@ format: install ## put the code into its standard form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install ## all benchmarks; table and pictures under benchmarks/results/
+bench: servers ## all benchmarks; table and pictures under benchmarks/results/
 	$(BIN)/python -m benchmarks all
 
 clean: ## remove what was made here

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pxrs.logs import mark
+from pxrs.logs import mark, partition
 from pxrs.logs.base import Stamp
 from pxrs.logs.mark import Mark, read_mark, write_mark
 
@@ -51,6 +51,29 @@ def test_a_reader_that_opens_while_a_segment_is_new_sees_the_full_ones(
     monkeypatch.setattr(os, "fdatasync", look_and_sync)
     writer.append({0: entries(numbered(2, 5))})
     assert seen == [(0, 5), (0, 5)], "before the new segment is made, and before its first batch is durable"
+
+
+def test_a_reader_that_meets_the_first_writer_of_all_sees_nothing_before_it_is_synced(
+    open_file: OpenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, other = open_file(), open_file()
+    missing = [None]  # what a reader finds that looks before there is a mark, and goes on when there is one
+
+    def read_too_early(directory: str) -> Mark | None:
+        return missing.pop() if missing else read_mark(directory)
+
+    seen: list[tuple[int, int]] = []
+    sync = os.fdatasync
+
+    def look_and_sync(fd: int) -> None:
+        seen.append(other.bounds(0))
+        sync(fd)
+
+    monkeypatch.setattr(partition, "read_mark", read_too_early)
+    monkeypatch.setattr(os, "fdatasync", look_and_sync)
+    writer.append({0: entries(numbered(3))})
+    assert not missing and seen == [(0, 0)]
+    assert other.bounds(0) == (0, 3)
 
 
 KILLED_BEFORE_ITS_SYNC = """

@@ -13,26 +13,30 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pxrs.clients.loop import LoopThread
+from pxrs.clients.nats_address import Address
 from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable
 
 try:
     import nats.errors
     from nats.aio.client import Client as NatsConnection
     from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
+
+    from pxrs.clients.nats_burst import Mailbox, Send, collect, status_of
 except ModuleNotFoundError as error:
     raise BadUrl("nats:// needs the package nats-py: pip install 'pxrs[nats]'") from error
+
+__all__ = ["Address", "ApiError", "Client", "NobodyAnswers", "Send", "checked", "nobody_answers", "status_of"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Hear = Callable[[str], None]
+Hear = Callable[[Msg], None]
 """What is done when there was a message on a subject. Called in the loop's thread."""
 
 OLDEST_SERVER = (2, 12)
@@ -43,17 +47,6 @@ _NEVER = 600.0  # the library's own time-outs: ``answer`` gives up long before
 _RECONNECT_SECONDS = 0.1
 _PING_SECONDS = 5
 _CLOSE_SECONDS = 2.0
-
-
-class Address(NamedTuple):
-    """Where the servers of one cluster are, and who asks."""
-
-    servers: tuple[str, ...]
-    user: str | None = None
-    password: str | None = None
-
-    def __str__(self) -> str:
-        return "nats://" + ",".join(self.servers)  # never the password
 
 
 class NobodyAnswers(Unavailable):
@@ -67,6 +60,26 @@ class ApiError(Exception):
         super().__init__(text)
         self.status = status
         self.number = number
+
+
+class _Link(NatsConnection):
+    """The library's connection, which must not fall back to plain text where TLS was asked for.
+
+    It also closes a socket over which no connection came about; the library would leave that to the garbage collector.
+    """
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]  # the library's
+            raise
+
+    def _connect_command(self) -> bytes:
+        if "tls" in self.options and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server does not offer TLS; nothing was sent to it")
+        return super()._connect_command()
 
 
 class _Process:
@@ -120,25 +133,27 @@ class _Connection:
         self._lost: asyncio.Future[None] | None = None
         self._last_error: BaseException | None = None
         self._denied = False
+        self._mailbox: Mailbox | None = None
 
-    async def ready(self) -> NatsConnection:
+    async def ready(self, seconds: float | None = None) -> NatsConnection:
         """The live connection; Unavailable when there is none for a while."""
         if self._nats is not None and self._nats.is_connected and self._up.is_set():
             return self._nats
+        limit = CONNECT_SECONDS if seconds is None else min(seconds, CONNECT_SECONDS)
         async with self._connecting:
             if self._nats is None or self._nats.is_closed:
-                self._nats = await self._connect()
+                self._nats = await self._connect(limit)
         try:
-            await asyncio.wait_for(self._up.wait(), CONNECT_SECONDS)
+            await asyncio.wait_for(self._up.wait(), limit)
         except TimeoutError:
             raise self._away("does not answer") from None
         return self._nats
 
-    async def _connect(self) -> NatsConnection:
-        made = NatsConnection()
+    async def _connect(self, seconds: float) -> NatsConnection:
+        made = _Link()
         self._last_error, self._denied = None, False
         try:
-            await asyncio.wait_for(self._open(made), CONNECT_SECONDS)
+            await asyncio.wait_for(self._open(made), seconds)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             with suppress(Exception):
                 await made.close()
@@ -148,10 +163,12 @@ class _Connection:
 
     async def _open(self, made: NatsConnection) -> None:
         a = self.address
+        user, password = a.login()
         await made.connect(
             servers=[f"nats://{server}" for server in a.servers],
-            user=a.user,
-            password=a.password,
+            user=None if user is None else lambda: a.login()[0] or "",
+            password=None if password is None else lambda: a.login()[1] or "",
+            tls=a.tls_context(),
             name="pxrs",
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnect,
@@ -216,6 +233,16 @@ class _Connection:
         except (TimeoutError, OSError, nats.errors.Error) as error:
             raise self._away(f"did not answer: {str(error) or type(error).__name__}") from None
 
+    async def burst(self, sends: Sequence[Send], seconds: float) -> list[Msg | None]:
+        """Send all of them, then wait for the answers: see ``Mailbox``."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + seconds
+        live = await self.ready(seconds)
+        if self._mailbox is None or not self._mailbox.belongs_to(live):
+            self._mailbox = Mailbox(live)
+        assert self._lost is not None
+        return await self._mailbox.ask(sends, self._lost, ends - clock())
+
     async def close(self) -> None:
         made, self._nats = self._nats, None
         if made is None:
@@ -227,21 +254,8 @@ class _Connection:
             await asyncio.wait_for(made.close(), _CLOSE_SECONDS)
 
 
-async def _collect(start: Callable[[], Coroutine[Any, Any, None]], subscription: Subscription, limit: int) -> list[Msg]:
-    await start()
-    found: list[Msg] = []
-    while len(found) < limit and not (found and status_of(found[-1])):
-        found.append(await subscription.next_msg(_NEVER))
-    return found
-
-
 def nobody_answers(address: Address) -> NobodyAnswers:
     return NobodyAnswers(f"{address} has no JetStream ready for this (starting, without a leader, or not enabled)")
-
-
-def status_of(message: Msg) -> str | None:
-    """The status that an answer without content has instead, as in "404"."""
-    return (message.headers or {}).get("Status")
 
 
 def checked(answer: bytes) -> dict[str, Any]:
@@ -282,9 +296,9 @@ class Client:
             raise Closed(f"the connection to {self.address} is closed")
         return _process.connection(self.address, self)
 
-    async def max_payload(self) -> int:
+    async def max_payload(self, seconds: float | None = None) -> int:
         """How large a message may be, headers included."""
-        return (await self._connection().ready()).max_payload
+        return (await self._connection().ready(seconds)).max_payload
 
     async def request(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Msg:
         connection = self._connection()
@@ -306,14 +320,14 @@ class Client:
     async def collect(self, start: Callable[[str], Coroutine[Any, Any, None]], limit: int) -> list[Msg]:
         """All answers that come to a new inbox, which ``start`` gets: up to ``limit``, or to one that has a status."""
         connection = self._connection()
-        live = await connection.ready()
-        inbox = live.new_inbox()
-        subscription = await live.subscribe(inbox)
-        try:
-            return await connection.answer(_collect(lambda: start(inbox), subscription, limit))
-        finally:
-            with suppress(Exception):
-                await subscription.unsubscribe()
+        return await connection.answer(collect(await connection.ready(), start, limit))
+
+    async def burst(self, sends: Sequence[Send], seconds: float) -> list[Msg | None]:
+        """The answers to requests that are sent at once; None where none came in time, or the connection broke.
+
+        Unavailable only if nothing was sent.
+        """
+        return await self._connection().burst(sends, seconds)
 
     async def ask(self, subject: str, body: Mapping[str, Any], inbox: str) -> None:
         """Send a request whose answers go to this inbox."""
@@ -325,7 +339,7 @@ class Client:
         live = await self._connection().ready()
 
         async def heard(message: Msg) -> None:
-            _safely(lambda: hear(message.subject))
+            _safely(lambda: hear(message))
 
         subscription = await live.subscribe(subject, cb=heard)
         await self._connection().answer(live.flush(int(ANSWER_SECONDS)))  # now the server knows of it
@@ -335,6 +349,10 @@ class Client:
                 await subscription.unsubscribe()
 
         return stop
+
+    async def new_inbox(self) -> str:
+        """A subject that nobody else uses."""
+        return (await self._connection().ready()).new_inbox()
 
     def on_reconnect(self, call: Callable[[], None]) -> Callable[[], None]:
         """Call it whenever the connection came back; returns how to stop."""

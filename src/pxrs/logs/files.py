@@ -22,6 +22,7 @@ from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.queuefile import directory_of, open_directory, partition_directory, sibling_directory
 from pxrs.logs.records import check_entries, check_partition
 from pxrs.logs.sealing import seal, sweep_at_first_use, trim
+from pxrs.logs.segment import Room
 from pxrs.logs.syncfs import sync_together
 from pxrs.logs.writer import PartitionWriter
 from pxrs.settings import Settings
@@ -89,8 +90,9 @@ class FileLog(Log):
                     locks.enter_context(writer.locked())
                 given = {number: (batches[number], (stamps or {}).get(number)) for number in writers}
                 known = {number: writer.find(*given[number]) for number, writer in writers.items()}
+                room = Room()
                 for number, writer in writers.items():  # only now: what is refused in one is written to none
-                    firsts[number] = writer.write(*given[number], known[number])
+                    firsts[number] = writer.write(*given[number], known[number], room)
                 self._sync(list(writers.values()))
                 for writer in writers.values():
                     writer.publish()

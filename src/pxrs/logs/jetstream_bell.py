@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from nats.aio.msg import Msg
+
 from pxrs.errors import Unavailable
 from pxrs.logs.jetstream_names import bell_of
 from pxrs.logs.jetstream_stream import Stream
@@ -44,8 +46,8 @@ class Bell:
 
         return cancel
 
-    def _hear(self, subject: str) -> None:
-        self._notify(int(subject.rpartition(".")[2]))
+    def _hear(self, message: Msg) -> None:
+        self._notify(int(message.subject.rpartition(".")[2]))
 
     def _hear_all(self) -> None:
         for partition in list(self._listeners):

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, unquote
 import xxhash
 
 from pxrs.clients.nats import Address
+from pxrs.clients.nats_address import SECURITY, security_of
 from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused
 from pxrs.logs.base import LogIdentity, Stamp
 from pxrs.model import check_name
@@ -33,7 +34,11 @@ class Target(NamedTuple):
 
 
 def target_of(url: str) -> Target:
-    """``nats://[user:password@]host[:port][,host2…]/queue[?replicas=3&duplicate_window_ms=120000]``."""
+    """``nats://[user:password@]host[:port][,host2…]/queue[?replicas=3&duplicate_window_ms=120000]``.
+
+    Besides ``replicas`` and ``duplicate_window_ms`` there are the options of the connection: files with the
+    credentials, and TLS.
+    """
     _, rest = split_url(url)
     authority, slash, tail = rest.removeprefix("//").partition("/")
     name, _, query = tail.partition("?")
@@ -42,8 +47,9 @@ def target_of(url: str) -> Target:
     login, _, hosts = authority.rpartition("@")
     user, colon, password = login.partition(":")
     servers = tuple(_server(url, host) for host in hosts.split(","))
-    address = Address(servers, unquote(user) or None, unquote(password) if colon else None)
     options = dict(parse_qsl(query, keep_blank_values=True))
+    address = Address(servers, unquote(user) or None, unquote(password) if colon else None, security_of(options))
+    options = {name: value for name, value in options.items() if name not in SECURITY}
     found = Target(
         address,
         check_name("queue", name),
@@ -51,7 +57,10 @@ def target_of(url: str) -> Target:
         _number(url, options, "duplicate_window_ms", 100, 86_400_000),
     )
     if options:
-        raise BadUrl(f"{_hidden(url)!r}: unknown option {min(options)!r}; there are replicas and duplicate_window_ms")
+        raise BadUrl(
+            f"{_hidden(url)!r}: unknown option {min(options)!r}; there are replicas, duplicate_window_ms, "
+            f"{', '.join(SECURITY)}"
+        )
     return found
 
 

@@ -112,6 +112,8 @@ class PartitionFiles:
         """Says whether it is sure that this is the end: what a mark names is not sealed."""
         mark = read_mark(self.directory)
         self._extend(mark)
+        if mark is None:  # the first writer of this boot leaves one before it writes, and that may have been meanwhile
+            mark = read_mark(self.directory)
         self._durable = self.end if mark is None else self._end_at(mark)
         return self._ends_in(mark)
 
@@ -233,7 +235,8 @@ class PartitionFiles:
             if offset < self.history.summary.sealed_end:
                 return self.history.read(offset, max_rows)
             base, batch = self._load(offset)
-            return batch.slice(offset - base, max_rows)
+            whole = offset == base and batch.num_rows <= max_rows
+            return batch if whole else batch.slice(offset - base, max_rows)
 
     def _load(self, offset: int) -> tuple[int, pa.RecordBatch]:
         latest = self._latest

@@ -50,20 +50,36 @@ class Header(NamedTuple):
         return self.base + self.rows
 
 
-def encode(batch: pa.RecordBatch, stamp: Stamp | None, compression: str = "none") -> tuple[memoryview, Header]:
-    """The bytes of one batch (``SCHEMA``), ready to be appended to a segment, and what their header says."""
+class Room:
+    """Memory to encode batches in, one after the other: fresh memory for each costs more than to fill it."""
+
+    def __init__(self) -> None:
+        self._memory: pa.Buffer | None = None
+
+    def of(self, size: int) -> pa.Buffer:
+        if self._memory is None or self._memory.size < size:
+            self._memory = pa.allocate_buffer(size)
+        return self._memory
+
+
+def encode(
+    batch: pa.RecordBatch, stamp: Stamp | None, compression: str = "none", room: Room | None = None
+) -> tuple[memoryview, Header]:
+    """The bytes of one batch (``SCHEMA``), ready to be appended to a segment, and what their header says.
+
+    With a room they stand there until the next batch is encoded in it.
+    """
     base, first, last = _extent(batch)
     metadata = _describe(base, batch.num_rows, first, last, stamp)
-    spare = _SPARE + sum(len(value) for value in metadata.values())
-    size = pa.ipc.get_record_batch_size(batch)
+    size = len(SCHEMA_MESSAGE) + _SPARE + sum(map(len, metadata.values())) + pa.ipc.get_record_batch_size(batch)
     if compression != "none":  # what cannot be compressed grows a little
-        spare += size // 100 + 65_536
-    room = pa.allocate_buffer(len(SCHEMA_MESSAGE) + size + spare)
-    sink = pa.FixedSizeBufferWriter(room)
+        size += size // 100 + 65_536
+    memory = (room or Room()).of(size)
+    sink = pa.FixedSizeBufferWriter(memory)
     options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
     writer = pa.ipc.new_stream(sink, SCHEMA, options=options)  # never closed: that would write the end marker
     writer.write_batch(batch, custom_metadata=metadata)
-    message = memoryview(room).cast("B")[len(SCHEMA_MESSAGE) : sink.tell()]
+    message = memoryview(memory).cast("B")[len(SCHEMA_MESSAGE) : sink.tell()]
     return message, Header(base, batch.num_rows, _seal(message), len(message), first, last, stamp)
 
 

@@ -21,7 +21,7 @@ from pxrs.logs.locks import close_held, open_held, wait_for_lock
 from pxrs.logs.mark import Mark, mark_in, refuse_shorter, write_mark
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.records import with_offsets
-from pxrs.logs.segment import SCHEMA_MESSAGE, encode
+from pxrs.logs.segment import SCHEMA_MESSAGE, Room, encode
 from pxrs.logs.segmentfile import Segment, cut_segment, segment_path
 from pxrs.logs.walk import Tail
 from pxrs.settings import Settings
@@ -190,13 +190,13 @@ class PartitionWriter:
         """Where the batch stands already, if it does; Refused if another one has its stamp."""
         return self._files.find_stamp(stamp, batch.num_rows) if stamp else None
 
-    def write(self, batch: pa.RecordBatch, stamp: Stamp | None, known: int | None) -> int:
+    def write(self, batch: pa.RecordBatch, stamp: Stamp | None, known: int | None, room: Room) -> int:
         """Append the batch, unless it is known; returns its first offset. Not durable before ``sync``."""
         if known is not None or not batch.num_rows:
             self._open_active()  # the first try may have died before its sync: this one vouches for it
             return self._files.end if known is None else known
         active = self._segment_for_append()
-        message, header = encode(with_offsets(batch, active.end), stamp, self._compression)
+        message, header = encode(with_offsets(batch, active.end), stamp, self._compression, room)
         self._append(active, message)
         self._files.appended(active, self._written_from, header)
         return header.base

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from pxrs.sinks.parquet import ParquetSink
 from pxrs.sinks.queue import QueueSink
 
-__all__ = ["ParquetSink", "QueueSink"]
+if TYPE_CHECKING:
+    from pxrs.sinks.sql import SqlSink
+
+__all__ = ["ParquetSink", "QueueSink", "SqlSink"]
+
+
+def __getattr__(name: str) -> Any:
+    """SQLAlchemy is an extra, and takes a moment: it is loaded for those who use it."""
+    if name == "SqlSink":
+        from pxrs.sinks.sql import SqlSink
+
+        return SqlSink
+    raise AttributeError(f"module 'pxrs.sinks' has no attribute {name!r}")

@@ -69,7 +69,7 @@ def ranges_of(request: Request, log: Log) -> list[Range]:
 
 def _range(request: Request, log: Log, partition: int) -> Range:
     bounds = log.bounds(partition)
-    start, end = (_offset(bound, request, log, partition, bounds) for bound in (request.start, request.end))
+    start, end = (offset_of(bound, request, log, partition, bounds) for bound in (request.start, request.end))
     if start > end:
         raise BadSetting(
             f"partition {partition}: {request.start.option!r} is offset {start}, "
@@ -78,7 +78,8 @@ def _range(request: Request, log: Log, partition: int) -> Range:
     return Range(partition, start, end)
 
 
-def _offset(bound: Bound, request: Request, log: Log, partition: int, bounds: tuple[int, int]) -> int:
+def offset_of(bound: Bound, request: Request, log: Log, partition: int, bounds: tuple[int, int]) -> int:
+    """The offset that a bound means in this partition, whose log holds these offsets now."""
     value = bound.value if isinstance(bound.value, int) else bound.value[partition]
     if bound.is_time:
         found = log.offset_at(partition, value * 1_000)

@@ -1,4 +1,4 @@
-"""The options of ``spark.read.format("pxrs")``, with Kafka's names: from texts to what is asked for.
+"""The options of ``spark.read`` and ``spark.readStream.format("pxrs")``, with Kafka's names: what they ask for.
 
 | option | values | default |
 |---|---|---|
@@ -15,19 +15,32 @@
 | ``includeHeaders`` | true, false: the column headers | false |
 | ``includeId`` | true, false: the columns id, tenant, epoch | false |
 
-A timestamp goes before timestamps by partition, and these before offsets.
+A timestamp goes before timestamps by partition, and these before offsets. A stream has no ending, and besides:
+
+| option | values | default |
+|---|---|---|
+| ``startingOffsets`` | latest too | latest; with a group earliest |
+| ``pxrs.group.id`` | take part in this group; without it the stream reads alone | |
+| ``pxrs.registry`` | where the group is kept | beside a file log |
+| ``pxrs.member.id`` | this member's name | a random one, kept in Spark's checkpoint |
+| ``pxrs.max.batch.ms`` | a JVM that is silent for this long loses its partitions | 300000 |
+| ``maxOffsetsPerTrigger`` | at most so many messages in a batch | all there are |
+| ``minOffsetsPerTrigger``, ``maxTriggerDelay`` | wait for so many messages, but not longer | no wait, 15m |
+| ``pxrs.`` and a setting | as in pxrs.lease.ms: each of pxrs.Settings, with dots | |
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from pxrs.errors import BadSetting
+from pxrs.settings import Settings
 from pxrs.spark.columns import IDENTITY, NEVER_NULL, PLAIN, TYPES, check_columns, nearest
 
 EARLIEST, LATEST = -2, -1
@@ -46,10 +59,21 @@ _KNOWN = (
     "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy",
     "minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders", "includeId",
 )  # fmt: skip
-_NOT_HERE = {
+_STREAM_ONLY = (
+    "pxrs.group.id", "pxrs.registry", "pxrs.member.id", "pxrs.max.batch.ms", "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger", "maxTriggerDelay",
+)  # fmt: skip
+_BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAM = (*(name for name in _KNOWN if name not in _BATCH_ONLY), *_STREAM_ONLY)
+_SETTINGS = {f"pxrs.{name.replace('_', '.')}": (name, type(value)) for name, value in Settings().as_dict().items()}
+_NOT_IN_BATCH = {name.lower(): f"is not used here: only a stream has {name}" for name in _STREAM_ONLY} | {
     "pxrs.registry": "is not used here: a batch read opens the log only. Leave it out",
-    "pxrs.group.id": "is not used here: a batch read takes no part in a group; pxrs.spark.Pipeline does",
+    "pxrs.group.id": "is not used here: a batch read takes no part in a group; readStream and pxrs.spark.Pipeline do",
 }
+_NOT_IN_STREAM = {name.lower(): "is not used here: a stream has no end" for name in _BATCH_ONLY}
+
+MAX_DELAY_MS = 15 * 60_000
+_UNITS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +94,77 @@ class Request:
     columns: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StreamRequest:
+    """What a stream asks for: what to read, how much at a time, and which group to do it in."""
+
+    read: Request
+    group: str | None
+    registry: str | None
+    member: str | None
+    max_rows: int | None
+    min_rows: int | None
+    max_delay_ms: int
+    settings: dict[str, Any]
+    """By their names in pxrs.Settings."""
+
+
 def parse(options: Mapping[str, str]) -> Request:
-    """What these options ask for. A wrong one is refused by its name."""
-    given = _Given(options)
+    """What these options of a batch read ask for. A wrong one is refused by its name."""
+    given = _Given(options, _KNOWN, _NOT_IN_BATCH)
+    return _request(given, given.bound("starting", EARLIEST), given.bound("ending", LATEST))
+
+
+def parse_stream(options: Mapping[str, str]) -> StreamRequest:
+    """What these options of a stream ask for. A wrong one is refused by its name."""
+    given = _Given(options, (*_STREAM, *_SETTINGS), _NOT_IN_STREAM)
+    group = given.text("pxrs.group.id")
+    start = given.bound("starting", LATEST if group is None else EARLIEST, either=True)
+    found = StreamRequest(
+        read=_request(given, start, Bound("endingOffsets", LATEST)),
+        group=group,
+        registry=given.text("pxrs.registry"),
+        member=given.text("pxrs.member.id"),
+        max_rows=given.count("maxOffsetsPerTrigger"),
+        min_rows=given.count("minOffsetsPerTrigger"),
+        max_delay_ms=given.duration_ms("maxTriggerDelay", MAX_DELAY_MS),
+        settings=given.settings(),
+    )
+    _check_group(found)
+    return found
+
+
+def _check_group(found: StreamRequest) -> None:
+    if found.min_rows and found.max_rows and found.min_rows > found.max_rows:
+        raise BadSetting(
+            f"option 'minOffsetsPerTrigger' = {found.min_rows} is above 'maxOffsetsPerTrigger' = {found.max_rows}"
+        )
+    if found.group is not None and found.read.partitions is not None:
+        raise BadSetting("option 'assign' is for streams that read alone: in a group partitions are shared out")
+    if found.group is None and (found.registry or found.member or found.settings):
+        raise BadSetting("options 'pxrs.registry', 'pxrs.member.id' and settings need 'pxrs.group.id' beside them")
+
+
+def check_read(options: Mapping[str, str]) -> Request:
+    """What a read asks for of which is not known yet whether it is a batch or a stream: refused if neither fits."""
+    lowered = {name.lower() for name in options}
+    if lowered & {name.lower() for name in (*_STREAM_ONLY, *_SETTINGS)}:
+        return parse_stream(options).read
+    try:
+        return parse(options)
+    except BadSetting:
+        if options.get("startingoffsets", options.get("startingOffsets", "")).strip().lower() != "latest":
+            raise
+        return parse_stream(options).read
+
+
+def _request(given: _Given, start: Bound, end: Bound) -> Request:
     headers, identity = given.flag("includeHeaders", False), given.flag("includeId", False)
     return Request(
         log=given.log(),
         partitions=given.partitions(),
-        start=given.bound("starting", EARLIEST),
-        end=given.bound("ending", LATEST),
+        start=start,
+        end=end,
         must_find_time=given.word("startingOffsetsByTimestampStrategy", ("error", "latest")) == "error",
         min_tasks=given.count("minPartitions"),
         max_rows=given.count("maxRecordsPerPartition"),
@@ -91,13 +177,13 @@ def parse(options: Mapping[str, str]) -> Request:
 class _Given:
     """The texts by name. Spark hands the names over in lower case."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        names = {name.lower(): name for name in _KNOWN}
+    def __init__(self, options: Mapping[str, str], known: Iterable[str], elsewhere: Mapping[str, str]) -> None:
+        names = {name.lower(): name for name in known}
         self._texts: dict[str, str] = {}
         for key, text in options.items():
             name = names.get(key.lower())
             if name is None:
-                why = _NOT_HERE.get(key.lower()) or f"is not known{nearest(key, _KNOWN)}"
+                why = elsewhere.get(key.lower()) or f"is not known{nearest(key, names.values())}"
                 raise BadSetting(f"option {key!r} {why}")
             self._texts[name] = text
         self.topics = {"subscribe": self._texts["subscribe"]} if "subscribe" in self._texts else {}
@@ -114,6 +200,30 @@ class _Given:
         return path or log or ""
 
     # ---- single values -------------------------------------------------------------------------------------------
+
+    def text(self, name: str) -> str | None:
+        if name in self._texts and not self._texts[name].strip():
+            raise self._bad(name, "must not be empty; leave it out")
+        return self._texts.get(name)
+
+    def duration_ms(self, name: str, default: int) -> int:
+        """A time such as 500ms, 30s or 15m; a number alone is milliseconds."""
+        if name not in self._texts:
+            return default
+        found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", self._texts[name].lower())
+        if found is None or found[2] not in _UNITS:
+            raise self._bad(name, "a time such as 500ms, 30s or 15m")
+        return int(found[1]) * _UNITS[found[2]]
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of the member, by their own names. The longest batch is how long it may show no progress."""
+        found: dict[str, Any] = {}
+        for option, (name, kind) in _SETTINGS.items():
+            if option in self._texts:
+                found[name] = self._number(option, 0, "a whole number") if kind is int else self._texts[option]
+        if "pxrs.max.batch.ms" in self._texts:
+            found["progress_limit_ms"] = self._number("pxrs.max.batch.ms", 1, "a time in milliseconds")
+        return found
 
     def word(self, name: str, words: tuple[str, ...]) -> str:
         """One of these words; the first if there is none."""
@@ -151,9 +261,9 @@ class _Given:
             raise self._bad("assign", f"a list of partitions is needed, as in {example}")
         return tuple(sorted(set(found)))
 
-    def bound(self, which: Literal["starting", "ending"], default: int) -> Bound:
+    def bound(self, which: Literal["starting", "ending"], default: int, either: bool = False) -> Bound:
         """Where to start or end. All that is given is checked, also what something else goes before."""
-        offsets = self._offsets(f"{which}Offsets", default)
+        offsets = self._offsets(f"{which}Offsets", default, {default} if not either else {EARLIEST, LATEST})
         by_partition, everywhere = f"{which}OffsetsByTimestamp", f"{which}Timestamp"
         found: Bound = Bound(f"{which}Offsets", offsets)
         if by_partition in self._texts:
@@ -163,16 +273,20 @@ class _Given:
             found = Bound(everywhere, time, is_time=True)
         return found
 
-    def _offsets(self, name: str, default: int) -> int | dict[int, int]:
-        word = {EARLIEST: "earliest", LATEST: "latest"}[default]
-        text = self._texts.get(name, word).strip().lower()
-        if text == word:
+    def _offsets(self, name: str, default: int, allowed: set[int]) -> int | dict[int, int]:
+        words = {"earliest": EARLIEST, "latest": LATEST}
+        text = self._texts.get(name, "").strip().lower()
+        if name not in self._texts:
             return default
-        wanted = f"{word}, or offsets (from 0 on; {default} is {word})"
-        if text in ("earliest", "latest"):
-            raise self._bad(name, f"nothing would be read; {wanted}")
+        shown = [word for word, value in words.items() if value in allowed]
+        meanings = " and ".join(f"{words[word]} is {word}" for word in shown)
+        wanted = f"{' or '.join(shown)}, or offsets (from 0 on; {meanings})"
+        if text in words:
+            if words[text] not in allowed:
+                raise self._bad(name, f"nothing would be read; {wanted}")
+            return words[text]
         offsets = self._by_partition(name, EARLIEST, wanted)
-        if any(offset < 0 and offset != default for offset in offsets.values()):
+        if any(offset < 0 and offset not in allowed for offset in offsets.values()):
             raise self._bad(name, wanted)
         return offsets
 

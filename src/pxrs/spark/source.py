@@ -1,4 +1,4 @@
-"""The data source behind ``spark.read.format("pxrs")``: Kafka's option names and columns.
+"""The data source behind ``format("pxrs")``, to read and to stream: Kafka's option names and columns.
 
 Spark calls it in processes of its own: one makes the source, one plans, and the tasks read. Planning opens the log,
 never a registry; what the tasks get are files and offsets. This module is imported in tasks, so what only planning
@@ -8,9 +8,10 @@ needs is loaded when it plans.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pxrs.spark.plan import Plan
@@ -20,31 +21,38 @@ from pxrs.spark.reading import Reading, TaskReader
 class DefaultSource(DataSource):
     """The messages of a queue. ``path`` (or ``pxrs.log``) names the log; ``pxrs.spark.options`` lists the rest."""
 
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        from pxrs.spark.offsets import check_queue
-        from pxrs.spark.options import parse
-
-        check_queue(parse(options))  # what is wrong is said at load(), not when the first job runs
-
     @classmethod
     def name(cls) -> str:
         return "pxrs"
 
     def schema(self) -> StructType:
+        """Asked for at ``load()``: what is wrong is said then, not when the first job runs."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         from pxrs.spark.columns import schema_of
-        from pxrs.spark.options import parse
+        from pxrs.spark.offsets import check_queue
+        from pxrs.spark.options import check_read
 
-        return from_arrow_schema(schema_of(parse(self.options).columns))
+        request = check_read(self.options)
+        check_queue(request)
+        return from_arrow_schema(schema_of(request.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        options, arrow = self._handed_over(schema)
+        return PlannedReader(_planned(options, arrow), arrow)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        options, arrow = self._handed_over(schema)
+        # Not imported by name: tasks load this module, and must not know a registry.
+        found: DataSourceStreamReader = import_module("pxrs.spark.streaming").stream_reader(options, arrow)
+        return found
+
+    def _handed_over(self, schema: StructType) -> tuple[Mapping[str, str], pa.Schema]:
+        """The options, for the last time: this object travels to the tasks, which have no use for them."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
-        options, self.options = self.options, {}  # this object travels to the tasks, which have no use for them
-        arrow = to_arrow_schema(schema, timezone="UTC")
-        return PlannedReader(_planned(options, arrow), arrow)
+        options, self.options = self.options, {}
+        return options, to_arrow_schema(schema, timezone="UTC")
 
 
 def _planned(options: Mapping[str, str], schema: pa.Schema) -> Plan:

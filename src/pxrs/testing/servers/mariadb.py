@@ -41,6 +41,7 @@ _SYSTEM_TABLES = ("mysql_system_tables.sql", "mysql_performance_tables.sql", "my
 _FIRST_STATEMENTS = (
     f"CREATE DATABASE IF NOT EXISTS {DATABASE};\n"
     f"GRANT ALL ON {DATABASE}.* TO {USER}@'127.0.0.1' IDENTIFIED BY '{PASSWORD}';\n"
+    f"GRANT PROCESS ON *.* TO {USER}@'127.0.0.1';\n"  # to see who waits for whom
 )
 
 
