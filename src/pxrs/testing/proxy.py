@@ -55,6 +55,7 @@ class Proxy:
         finally:
             self.cut()
             self._lost.discard(direction)
+            self.cut()  # a client that came back in between has lost its greeting
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
