@@ -1,6 +1,6 @@
 """Writes the pages that are made from the code: settings, errors, metrics, and the index of decisions.
 
-python docs/generate.py
+python -m docs.generate
 
 ``tests/test_docs.py`` fails when a page differs from what this would write.
 """
@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from docs import registries
 
 from pxrs import errors, metrics, settings
 
@@ -108,6 +110,7 @@ def decisions_page() -> str:
 def pages() -> dict[str, str]:
     """Path below docs → text."""
     return {
+        "registries.md": registries.page(NOTE),
         "settings.md": settings_page(),
         "errors.md": errors_page(),
         "metrics.md": metrics_page(),

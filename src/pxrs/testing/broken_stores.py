@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from pxrs.stores.base import CONFLICT, Outcome, Row, Store, Swap, Verdict, done, unknown
+from pxrs.stores.base import CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
 from pxrs.stores.memory import MemoryStore, Table, check_keys
 from pxrs.testing.conformance import StoreSuite
 
@@ -308,6 +308,22 @@ class ComparesThenWrites(LosesReplies):
             return outcomes
 
 
+class NeverExpires(LosesReplies):
+    """Promises that rows with a time to live vanish, and keeps them."""
+
+    guarantees = LosesReplies.guarantees | {Guarantee.NATIVE_EXPIRY}
+
+
+class ExpiresWhatIsKept(NeverExpires):
+    """A row that ever had a time to live vanishes, though a later write gave it none."""
+
+    def scan(self, prefix: str) -> list[Row]:
+        return [] if prefix == "ttl/" else super().scan(prefix)
+
+    def read(self, keys: Sequence[str]) -> list[Row | None]:
+        return [None if key.startswith("ttl/") else row for key, row in zip(keys, super().read(keys), strict=True)]
+
+
 def _epoch(value: bytes) -> object:
     try:
         return json.loads(value)["epoch"]
@@ -349,6 +365,11 @@ BROKEN: dict[str, tuple[type[LosesReplies], str]] = {
     "read without gaps": (ReadsWithoutGaps, "test_reads_come_in_the_order_asked_with_none_in_the_gaps"),
     "value cut at NUL": (CutsAtNul, "test_every_byte_survives"),
     "empty value is absent": (EmptyMeansAbsent, "test_an_empty_value_is_a_row"),
+    "rows outlive their time": (NeverExpires, "test_a_row_with_a_time_to_live_vanishes_where_that_is_promised"),
+    "rows that are kept vanish": (
+        ExpiresWhatIsKept,
+        "test_a_row_with_a_time_to_live_vanishes_where_that_is_promised",
+    ),
     "keys without case": (FoldsCase, "test_odd_keys_are_kept_apart"),
 }
 

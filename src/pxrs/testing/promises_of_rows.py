@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
+from pxrs.clock import SystemClock
 from pxrs.errors import Refused
-from pxrs.stores.base import ABSENT, CONFLICT, Row, Store, Verdict
+from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Row, Store, Swap, Verdict
 from pxrs.testing.promises import Promises, get, put, swap, value_of
 
 
@@ -142,6 +144,20 @@ class RowPromises(Promises):
             put(store, key, key.encode())
         assert [value_of(store, key) for key in self.odd_keys] == [key.encode() for key in self.odd_keys]
         assert _keys(store, "") == sorted(self.odd_keys)
+
+    def test_a_row_with_a_time_to_live_vanishes_where_that_is_promised(self, store: Store) -> None:
+        brief, kept = Swap("ttl/brief", ABSENT, b"x", 1_000), Swap("ttl/kept", ABSENT, b"x", 1_000)
+        [_, outcome] = store.swap_each([brief, kept])
+        put(store, "ttl/kept", b"without one", outcome.version)
+        if Guarantee.NATIVE_EXPIRY not in store.guarantees:
+            assert _keys(store, "ttl/") == ["ttl/brief", "ttl/kept"]
+            return
+        deadline = SystemClock().monotonic() + self.patience
+        while get(store, "ttl/brief") is not None:
+            assert SystemClock().monotonic() < deadline, "a row outlives its time to live"
+            time.sleep(0.05)
+        assert _keys(store, "ttl/") == ["ttl/kept"], "a row vanished whose last write gave it no time to live"
+        put(store, "ttl/brief", b"made again")
 
     def test_a_key_without_bytes_is_refused_before_anything_is_written(self, store: Store) -> None:
         with pytest.raises(Refused):

