@@ -120,7 +120,7 @@ was lost, every partition had one owner again, and order was kept. A dash: that 
 
 """
 _FOOT = """
-`oracle://` uses the same statements as `mysql://` and `postgresql://`, compiled for Oracle. No server was in reach to run
+`oracle://` uses the statements of `mysql://` and `postgresql://`, compiled for Oracle. No server was in reach to run
 them on: they are compiled and parsed in tests, and nothing more. Redis means Valkey here, MySQL means MariaDB.
 
 `pxrs registry copy FROM TO` moves stopped groups from one store to another, with epochs and checkpoints.

@@ -330,7 +330,7 @@ def test_a_name_that_does_not_exist_is_noticed() -> None:
 def test_generated_pages_are_up_to_date() -> None:
     pages: dict[str, str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
     stale = [name for name, text in pages.items() if text_of(ROOT / "docs" / name) != text]
-    assert not stale, "run: python docs/generate.py"
+    assert not stale, "run: python -m docs.generate"
 
 
 def test_every_setting_is_in_the_reference() -> None:

@@ -5,6 +5,7 @@
     spark = session("billing")
     spark.read.format("pxrs").load("file:./orders").show()
     Pipeline(spark, queue, group="billing", process=fn, sink=sink).run()
+    stream.writeStream.foreachBatch(fenced(fn)).start()
 
 The names are loaded when they are first used: a Spark task that reads a piece of a log does not pay for the rest.
 """
@@ -19,13 +20,17 @@ from typing import TYPE_CHECKING, Any
 from pxrs.errors import BadSetting
 
 if TYPE_CHECKING:
+    from pxrs.spark.fenced import fenced
     from pxrs.spark.frame import frame
     from pxrs.spark.pipeline import Pipeline
     from pxrs.spark.session import session
 
-__all__ = ["Pipeline", "frame", "session"]
+__all__ = ["Pipeline", "fenced", "frame", "session"]
 
-_HOMES = {"Pipeline": "pxrs.spark.pipeline", "frame": "pxrs.spark.frame", "session": "pxrs.spark.session"}
+_HOMES = {
+    "Pipeline": "pxrs.spark.pipeline", "fenced": "pxrs.spark.fenced", "frame": "pxrs.spark.frame",
+    "session": "pxrs.spark.session",
+}  # fmt: skip
 _EXTRA = {"pyspark", "py4j", "pandas"}
 
 
@@ -47,7 +52,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``frame`` and ``session`` the functions: to load the modules of these names would put those in place."""
+    """Keeps ``fenced``, ``frame`` and ``session`` functions: to load the modules of these names would replace them."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):
