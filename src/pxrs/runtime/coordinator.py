@@ -130,7 +130,10 @@ class Coordinator:
         target = self._registry.target(group.target) if group.target else None
         if live and (live != group.members or target is None):
             reason = rebalance.explain(group.members, live, members, dead)
-            return self._publish(group, lead, live, reason, now, target)
+            changed = self._publish(group, lead, live, reason, now, target)
+            for name in set(group.members) - members.keys():  # expired in the store: nobody else clears up behind it
+                self._registry.silence(name)
+            return changed
         self._verify = self._verify or polled or (lives, dead) != (self._lives, self._buried)
         self._lives, self._buried = lives, dead
         if self._verify and target is not None:

@@ -62,7 +62,7 @@ class Registry:
             store,
             lambda key, data: rows.decode_member(_last_part(key), data),
             rows.encode_member,
-            lambda row: row.lease_ms,
+            lambda row: row.patience_ms,
         )
         self._partitions = Rows[Partition](
             store,
@@ -188,7 +188,11 @@ class Registry:
                 raise Conflict(f"member {row.id!r} moved")
 
         self._members.change_one(self.keys.member(row.id), rule)
-        Bell(self.store, self.keys.bells + row.id).remove()
+        self.silence(row.id)
+
+    def silence(self, name: str) -> None:
+        """Take away the bell of a member whose row is gone by itself."""
+        Bell(self.store, self.keys.bells + name).remove()
 
     def evict(self, name: str, tombstone: str) -> None:
         """Put a member out: its process is fenced at its next beat, its partitions go to others."""

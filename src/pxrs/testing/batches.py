@@ -22,6 +22,7 @@ from pxrs.runtime.batching import Assembly, BatchLoop
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.shares import Shares
+from pxrs.runtime.sink import Join
 from pxrs.settings import Settings
 from pxrs.testing.checker import Processed, Waived
 from pxrs.testing.shelf import Place, Shelf, SimulatedSink
@@ -146,8 +147,10 @@ class BatchProcess(Process):
 
     # ---- what a membership does -------------------------------------------------------------------------------------
 
-    def _submit(self, positions: Mapping[Grant, int], note: str | None, together: bool) -> Future[Changed]:
-        outcome = self.member.commits.submit(positions, note, together)
+    def _submit(
+        self, positions: Mapping[Grant, int], note: str | None, together: bool, join: Join | None
+    ) -> Future[Changed]:
+        outcome = self.member.commits.submit(positions, note, together, join)
         self._rung = True
         self.wake()
         return Awaited(self, outcome)

@@ -21,7 +21,7 @@ from pxrs.runtime.commits import Commits
 from pxrs.runtime.publishing import Outcome, Submit
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.shares import Share, Shares
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.sink import Join, Sink
 from pxrs.runtime.work import Handle
 from pxrs.testing.batch_stories import BatchStory
 from pxrs.testing.planted import Bug, main
@@ -39,17 +39,23 @@ def _drained_while_its_batch_runs(self: Shares, partition: int) -> bool:
     return self._shares[partition].draining
 
 
-def _asks_for_all_or_none(submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool) -> Answer:  # noqa: ARG001 - the shape of what it replaces
-    return _sound_ask(submit, ends, note, True)
+def _asks_for_all_or_none(
+    submit: Submit, ends: Mapping[Grant, int], note: str | None, _together: bool, join: Join | None
+) -> Answer:
+    return _sound_ask(submit, ends, note, True, join)
 
 
-def _asks_for_each(submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool) -> Answer:  # noqa: ARG001 - the shape of what it replaces
-    return _sound_ask(submit, ends, note, False)
+def _asks_for_each(
+    submit: Submit, ends: Mapping[Grant, int], note: str | None, _together: bool, join: Join | None
+) -> Answer:
+    return _sound_ask(submit, ends, note, False, join)
 
 
-def _takes_unknown_for_done(submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool) -> Answer:
-    def ask(positions: Mapping[Grant, int], words: str | None, mixed: bool) -> Any:
-        outcome = submit(positions, words, mixed)
+def _takes_unknown_for_done(
+    submit: Submit, ends: Mapping[Grant, int], note: str | None, together: bool, join: Join | None
+) -> Answer:
+    def ask(*asked: Any) -> Any:
+        outcome = submit(*asked)
         try:
             outcome.result()
         except Unknown:
@@ -57,8 +63,8 @@ def _takes_unknown_for_done(submit: Submit, ends: Mapping[Grant, int], note: str
         return outcome
 
     if not together:
-        return _sound_ask(submit, ends, note, together)
-    return _sound_ask(ask, ends, note, together)
+        return _sound_ask(submit, ends, note, together, join)
+    return _sound_ask(ask, ends, note, together, join)
 
 
 class _Done:
