@@ -83,6 +83,8 @@ PLANTS = (
     Plant("drivers", "testing/world.py", "import pxrs.stores.sqlite", ("pxrs.stores.sqlite",)),
     Plant("independent-drivers", "stores/sqlite.py", "import pxrs.stores.memory", ("pxrs.stores.memory",)),
     Plant("connections", "runtime/report.py", "import pxrs.clients.bell", ("pxrs.clients",)),
+    Plant("connections", "sinks/parquet.py", "import pxrs.clients.sql", ("pxrs.sinks.parquet",)),
+    Plant("outputs", "sinks/parquet.py", "import sqlalchemy", ("pxrs.sinks.parquet -> sqlalchemy",)),
     Plant("backends", "runtime/report.py", "import sqlite3", ("pxrs.runtime.report -> sqlite3",)),
     Plant(
         "pure-rules",

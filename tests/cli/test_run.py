@@ -19,7 +19,7 @@ import pytest
 
 import pxrs as library
 from pxrs.errors import BadSetting
-from pxrs.sinks import ParquetSink, QueueSink
+from pxrs.sinks import ParquetSink, QueueSink, SqlSink
 from pxrs.spark import spec as specs
 from pxrs.spark.spec import PipelineSpec, load_spec
 
@@ -109,7 +109,10 @@ def test_places_for_single_partitions(written: Write) -> None:
         ("p.yaml", "settings: {lease: 3000}", "p.yaml: settings: unknown setting 'lease'; did you mean 'lease_ms'?"),
         ("p.yaml", "spark: {mastr: local}", "p.yaml: spark: unknown name 'mastr' (did you mean 'master'?)"),
         ("p.yaml", "sink: {parquet: x, partition: [a]}", "unknown name 'partition' (did you mean 'partition_by'?)"),
-        ("p.yaml", "sink: {parquet: x, queue: y}", "write parquet: DIRECTORY or queue: URL"),
+        ("p.yaml", "sink: {parquet: x, queue: y}", "write parquet: DIRECTORY, queue: URL or sql: URL"),
+        ("p.yaml", "sink: {sql: 'postgresql://a:secret@h/d', queue: y}", "sink = {'sql': 'postgresql://a:***@h/d'"),
+        ("p.yaml", "sink: {sql: 'postgresql://h/d'}", "sql needs the name of a table: write table: NAME beside it"),
+        ("p.yaml", "sink: {sql: x, tabel: y}", "unknown name 'tabel' (did you mean 'table'?)"),
         ("p.yaml", "sink: ./bills", "sink = './bills': a sink of pxrs.sinks is needed"),
         ("p.yaml", "columns: key", "columns = 'key': a list of names is needed"),
         ("p.yaml", "columns: [keys]", "no column 'keys' (did you mean 'key'?)"),
@@ -178,6 +181,8 @@ def test_sinks_are_made_from_what_the_file_says(pxrs: Pxrs, tmp_path: Path) -> N
         assert isinstance(specs._sink(closing, {"parquet": "./bills", "compression": "zstd"}, settings), ParquetSink)
         target = specs._sink(closing, {"queue": QUEUE}, settings)
         assert isinstance(target, QueueSink) and target.target
+        bills = specs._sink(closing, {"sql": "mysql://h/shop", "table": "bills", "create": True}, settings)
+        assert isinstance(bills, SqlSink) and bills.target == "bills"
 
 
 # ---- running ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pxrs.testing.faults import FaultSuite
 from pxrs.testing.ground import Ground
 
 from .grounds_embedded import MemoryGround, SqliteGround
+from .grounds_etcd import EtcdGround
 from .grounds_lockfiles import LockFilesGround
 from .grounds_nats import NatsGround
 from .grounds_redis import RedisGround
@@ -53,3 +54,8 @@ class TestMariadb(FaultSuite):
 class TestNats(FaultSuite):
     def make_ground(self, directory: Path) -> Ground:
         return NatsGround(directory)
+
+
+class TestEtcd(FaultSuite):
+    def make_ground(self, directory: Path) -> Ground:
+        return EtcdGround(directory)

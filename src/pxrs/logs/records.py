@@ -38,10 +38,16 @@ def with_offsets(batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
     return batch.add_column(0, _OFFSET, pa.Array.from_buffers(_OFFSET.type, batch.num_rows, [None, numbers]))
 
 
+def numbers(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """A column of 64-bit numbers or times, none of them null, without a copy. Each batch comes here."""
+    if not len(column):
+        return np.empty(0, np.int64)
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
+
+
 def times(batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The timestamps in microseconds, without a copy."""
-    found: np.ndarray[tuple[int], np.dtype[np.int64]] = batch.column("timestamp").view(pa.int64()).to_numpy()
-    return found
+    return numbers(batch.column("timestamp"))
 
 
 def first_at(batch: pa.RecordBatch, timestamp_us: int) -> int | None:

@@ -17,7 +17,7 @@ import xxhash
 from pxrs.errors import Damaged
 from pxrs.logs.base import SCHEMA, Stamp
 from pxrs.logs.layout import BLANK, PREFIX, Values, body_length, custom_metadata, lay_out
-from pxrs.logs.records import times
+from pxrs.logs.records import numbers, times
 
 SCHEMA_MESSAGE = bytes(SCHEMA.serialize())
 """How a segment starts; a segment that holds nothing but this is an empty, valid stream."""
@@ -85,7 +85,7 @@ def encode(
 
 def _extent(batch: pa.RecordBatch) -> tuple[int, int, int]:
     """The first offset, the earliest time and the latest."""
-    at, base = times(batch), batch.column(0)[0].as_py()
+    at, base = times(batch), int(numbers(batch.column(0))[0])
     if len(at) == 1:
         return base, int(at[0]), int(at[0])
     return base, int(at.min()), int(at.max())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pxrs.errors import BadSetting
 from pxrs.sinks.parquet import ParquetSink
 from pxrs.sinks.queue import QueueSink
 
@@ -15,8 +16,10 @@ __all__ = ["ParquetSink", "QueueSink", "SqlSink"]
 
 def __getattr__(name: str) -> Any:
     """SQLAlchemy is an extra, and takes a moment: it is loaded for those who use it."""
-    if name == "SqlSink":
+    if name != "SqlSink":
+        raise AttributeError(f"module 'pxrs.sinks' has no attribute {name!r}")
+    try:
         from pxrs.sinks.sql import SqlSink
-
-        return SqlSink
-    raise AttributeError(f"module 'pxrs.sinks' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        raise BadSetting(f"{error.name} is not installed: pip install 'pxrs[postgres]' or 'pxrs[mysql]'") from error
+    return SqlSink

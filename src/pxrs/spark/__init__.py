@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from pxrs.spark.fenced import fenced
     from pxrs.spark.frame import frame
     from pxrs.spark.pipeline import Pipeline
+    from pxrs.spark.routing import routed
     from pxrs.spark.session import session
 
-__all__ = ["Pipeline", "fenced", "frame", "session"]
+__all__ = ["Pipeline", "fenced", "frame", "routed", "session"]
 
 _HOMES = {
     "Pipeline": "pxrs.spark.pipeline", "fenced": "pxrs.spark.fenced", "frame": "pxrs.spark.frame",
-    "session": "pxrs.spark.session",
+    "routed": "pxrs.spark.routing", "session": "pxrs.spark.session",
 }  # fmt: skip
 _EXTRA = {"pyspark", "py4j", "pandas"}
 

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from pxrs.spark.plan import Plan
@@ -45,6 +52,14 @@ class DefaultSource(DataSource):
         options, arrow = self._handed_over(schema)
         # Not imported by name: tasks load this module, and must not know a registry.
         found: DataSourceStreamReader = import_module("pxrs.spark.streaming").stream_reader(options, arrow)
+        return found
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        found: DataSourceWriter = import_module("pxrs.spark.sink").batch_writer(self.options, schema, overwrite)
+        return found
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        found: DataSourceStreamWriter = import_module("pxrs.spark.sink").stream_writer(self.options, schema, overwrite)
         return found
 
     def _handed_over(self, schema: StructType) -> tuple[Mapping[str, str], pa.Schema]:

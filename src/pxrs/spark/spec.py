@@ -17,9 +17,11 @@ from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from pxrs.errors import BadSetting
+from pxrs import sinks
+from pxrs.errors import BadSetting, masked
 from pxrs.runtime.config import load_settings, read_yaml
 from pxrs.runtime.queue import Queue, open_queue
+from pxrs.runtime.sink import Sink
 from pxrs.settings import Settings, check_names, from_environment
 from pxrs.sinks import ParquetSink, QueueSink
 from pxrs.spark.columns import check_columns, nearest
@@ -31,7 +33,11 @@ if TYPE_CHECKING:
     from pxrs.spark.pipeline import Pipeline
 
 _SPARK = ("master", "memory", "ui", "config")
-_SINKS = {"parquet": ("partition_by", "compression", "staging"), "queue": ("registry", "staging")}
+_SINKS = {
+    "parquet": ("partition_by", "compression", "staging"),
+    "queue": ("registry", "staging"),
+    "sql": ("table", "create", "patience"),
+}
 _SINK_CALLS = ("stage", "publish", "discard", "recover")
 _TEXTS = ("queue", "registry", "group", "member")
 _FUNCTIONS = ("process", "map_arrow")
@@ -151,8 +157,12 @@ def _check_sink(sink: Any, source: str) -> None:
     if isinstance(sink, Mapping):
         kinds = [kind for kind in _SINKS if kind in sink]
         if len(kinds) != 1:
-            raise BadSetting(f"{source}: sink = {dict(sink)!r}: write parquet: DIRECTORY or queue: URL")
+            raise BadSetting(
+                f"{source}: sink = {masked(repr(dict(sink)))}: write parquet: DIRECTORY, queue: URL or sql: URL"
+            )
         _check_known(sink, (kinds[0], *_SINKS[kinds[0]]), f"{source}: sink")
+        if "sql" in sink and "table" not in sink:
+            raise BadSetting(f"{source}: sink: sql needs the name of a table: write table: NAME beside it")
     elif sink is not None and not all(hasattr(sink, call) for call in _SINK_CALLS):
         raise BadSetting(f"{source}: sink = {sink!r}: a sink of pxrs.sinks is needed, or a mapping that names one")
 
@@ -210,9 +220,13 @@ def _opened(closing: ExitStack, url: str | None, registry: str | None, settings:
     return closing.enter_context(open_queue(**places, settings=settings, create=False))
 
 
-def _sink(closing: ExitStack, wanted: Mapping[str, Any], settings: Settings) -> ParquetSink | QueueSink:
+def _sink(closing: ExitStack, wanted: Mapping[str, Any], settings: Settings) -> Sink:
     options = dict(wanted)
     if "parquet" in options:
         return ParquetSink(options.pop("parquet"), **options)
+    if "sql" in options:
+        sink = sinks.SqlSink(options.pop("sql"), **options)  # an error here says what to install
+        closing.callback(sink.close)
+        return sink
     target = _opened(closing, options.pop("queue"), options.pop("registry", None), settings)
     return QueueSink(target, **options)

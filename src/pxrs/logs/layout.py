@@ -1,0 +1,117 @@
+"""Where things stand in the header of a batch: the few lines of flatbuffers that a walk over headers needs.
+
+pyarrow does not show custom metadata alone. All values in it have fixed widths, so nearly all headers of one length are
+laid out alike: a header is compared with the last one of its length, and followed from reference to reference only if
+it differs in anything but its values.
+"""
+
+from __future__ import annotations
+
+import struct
+
+PREFIX = 8
+"""What stands before the flatbuffer: a continuation mark, and the length of the metadata."""
+
+_U16, _I32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
+_PAIR = struct.Struct("<HHHH")  # how the table of one key and its value is laid out
+_MOST_VALUES = 64
+_BATCH, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4  # field numbers in Arrow's Message table
+_BODY = b"body"
+_CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
+BLANK = b"0" * 16
+"""What the checksums count instead of themselves."""
+
+Places = dict[bytes, tuple[int, int]]
+Values = dict[bytes, bytes]
+"""The custom metadata by name."""
+
+
+class Layout:
+    """The places of all values in a header. Raises KeyError, IndexError or struct.error for what is no header."""
+
+    def __init__(self, header: bytes) -> None:
+        self.places = custom_metadata(header)
+        self.checksums = [self.places[name][0] for name in _CHECKSUMS]
+        root = _root(header)
+        values = {**self.places, _BODY: (_field(header, root, _BODY_LENGTH), _I64.size)}
+        self._names = sorted(values, key=lambda name: values[name])
+        widths, at = [], 0
+        for name in self._names:
+            place, length = values[name]
+            widths += [place - at, length]
+            at = place + length
+        # What follows, up to the description of the columns, are the name of the last value and the like.
+        columns = _follow(header, _field(header, root, _BATCH))
+        widths.append((columns if columns >= at else len(header)) - at)
+        if min(widths) < 0:
+            raise IndexError("values overlap")
+        self._parts = struct.Struct("".join(f"{width}s" for width in widths))
+        self._frame = self._parts.unpack_from(header)[::2]
+
+    def values(self, header: bytes) -> Values | None:
+        """What a header says that is laid out like this; None if it is not."""
+        if len(header) < self._parts.size:
+            return None
+        parts = self._parts.unpack_from(header)
+        return dict(zip(self._names, parts[1::2], strict=True)) if parts[::2] == self._frame else None
+
+    def blanked(self, header: bytes) -> bytearray:
+        """The header as its checksums saw it."""
+        blank = bytearray(header)
+        for at in self.checksums:
+            blank[at : at + 16] = BLANK
+        return blank
+
+
+_latest: dict[int, Layout] = {}  # by the length of the header; there are few
+
+
+def lay_out(header: bytes) -> tuple[Layout, Values]:
+    """The layout of a whole header, and what it says."""
+    layout = _latest.get(len(header))
+    values = None if layout is None else layout.values(header)
+    if layout is None or values is None:
+        layout = _latest[len(header)] = Layout(header)
+        values = layout.values(header) or {}
+    return layout, values
+
+
+def body_length(values: Values) -> int:
+    return int(_I64.unpack(values[_BODY])[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a table stands."""
+    vtable = table - _I32.unpack_from(data, table)[0]
+    slot = 4 + 2 * number
+    if vtable < PREFIX or slot >= _U16.unpack_from(data, vtable)[0]:
+        raise KeyError(f"field {number} is missing")
+    offset = int(_U16.unpack_from(data, vtable + slot)[0])
+    if offset == 0:
+        raise KeyError(f"field {number} is missing")
+    return table + offset
+
+
+def _follow(data: bytes, at: int) -> int:
+    return at + int(_I32.unpack_from(data, at)[0])
+
+
+def _root(data: bytes) -> int:
+    return _follow(data, PREFIX)
+
+
+def custom_metadata(data: bytes) -> Places:
+    """Where each value of the custom metadata stands: (position, length). The header may go on behind ``data``."""
+    words = struct.unpack_from(f"<{len(data) >> 2}i", data)
+    vector = _follow(data, _field(data, _root(data), _CUSTOM_METADATA)) >> 2
+    found = {}
+    for slot in range(vector + 1, vector + 1 + min(words[vector], _MOST_VALUES)):
+        pair = 4 * slot + words[slot]
+        _, _, key, value = _PAIR.unpack_from(data, pair - words[pair >> 2])
+        key, value = pair + key, pair + value
+        key, value = key + words[key >> 2], value + words[value >> 2]
+        length = words[value >> 2]
+        if length < 0 or value + 4 + length > len(data):
+            raise IndexError("a text ends outside the header")
+        found[data[key + 4 : key + 4 + words[key >> 2]]] = value + 4, length
+    return found

@@ -1,0 +1,137 @@
+"""How the processes of one Spark application talk about a running batch: small files, on the driver's machine only.
+
+The source process writes a *sheet* when Spark asks it for the partitions of a batch: which ranges are read, and under
+which epochs; after a restart these are others than those in Spark's offset log. Whoever commits at the sink, in the
+driver or in a writer's process, reads it there, and leaves a *mark*: that it commits, and what it has committed.
+
+The directory belongs to one JVM. A driver that comes back from the dead has another one than its successor, and never
+reads what is meant for that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pxrs.errors import Refused
+from pxrs.model import Owner, Range
+from pxrs.spark.streaming_offsets import Planned
+
+Identity = tuple[str, int]
+"""What tells a plan from every other: the life in which it was made, and its number in that."""
+
+
+class Sheet(NamedTuple):
+    """How a planned batch is carried out: by which life of the member, and which ranges under which epochs."""
+
+    plan: Identity
+    life: str
+    ranges: tuple[Range, ...]
+    """With the epochs of now. Ranges that another member has are not among them."""
+    dropped: tuple[int, ...] = ()
+
+    def owner(self, planned: Planned) -> Owner:
+        return Owner(planned.member, self.life)
+
+
+class Mark(NamedTuple):
+    """What a sink that commits by itself says: whether it has output to publish, and which plan is committed."""
+
+    has_output: bool
+    done: Identity | None = None
+
+
+class SideFiles:
+    """The files about one member of one group, in the directory of one JVM."""
+
+    def __init__(self, jvm: int, planned: Planned) -> None:
+        self._directory = _directory_of(jvm)
+        name = sha256(f"{planned.log}/{planned.group}/{planned.member}".encode()).hexdigest()[:20]
+        self._sheet, self._mark = self._directory / f"{name}.json", self._directory / f"{name}.sink"
+
+    def write_sheet(self, sheet: Sheet) -> None:
+        _write(self._sheet, sheet._asdict())
+
+    def sheet(self) -> Sheet | None:
+        found = _read(self._sheet)
+        if found is None:
+            return None
+        ranges = tuple(Range(*part) for part in found["ranges"])
+        return Sheet(_identity(found["plan"]), found["life"], ranges, tuple(found["dropped"]))
+
+    def write_mark(self, mark: Mark) -> None:
+        _write(self._mark, mark._asdict())
+
+    def mark(self) -> Mark | None:
+        found = _read(self._mark)
+        if found is None:
+            return None
+        return Mark(found["has_output"], None if found["done"] is None else _identity(found["done"]))
+
+    def remove(self) -> None:
+        for path in (self._sheet, self._mark):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # other queries of this JVM are still there
+            self._directory.rmdir()
+
+
+def _identity(pair: list[Any]) -> Identity:
+    return pair[0], pair[1]
+
+
+def _directory_of(jvm: int) -> Path:
+    """Made if it is not there, for nobody's eyes but this user's; those of JVMs that are gone are cleared away."""
+    home = Path(tempfile.gettempdir(), f"pxrs-{os.getuid()}")
+    _make_private(home)
+    directory = home / _name_of(jvm)
+    if not directory.exists():
+        _sweep(home)
+    _make_private(directory)
+    return directory
+
+
+def _make_private(directory: Path) -> None:
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise Refused(f"{directory} must be a directory of this user that nobody else can write to: remove it")
+
+
+def _name_of(pid: int) -> str:
+    """Process numbers come again; with the time of their start they do not."""
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:  # no such process, or a system without /proc
+        started = "0"
+    return f"jvm-{pid}-{started}"
+
+
+def _sweep(home: Path) -> None:
+    if not Path("/proc/self/stat").exists():
+        return
+    for directory in home.glob("jvm-*-*"):
+        if _name_of(int(directory.name.split("-")[1])) != directory.name:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    """As a whole: whoever reads sees the old or the new."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(values), encoding="utf-8")
+    aside.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return found

@@ -1,0 +1,152 @@
+"""The driver side of a write: what the tasks have staged is decided upon once, and appended once.
+
+Killed at any step, a commit is repeated by Spark with the same number, perhaps with rows in another order and in other
+files. Before the decision nothing was appended, and the new files are taken. After it the old files are: their rows
+are the same ones, and some of them may stand in the queue already. Once it is done, the new files are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+from pxrs.clock import SystemClock
+from pxrs.errors import Refused, Unavailable, masked
+from pxrs.logs.base import Log, Wish
+from pxrs.plugins import find_driver, split_url
+from pxrs.runtime.config import load_settings
+from pxrs.settings import Settings
+from pxrs.spark.sink_append import append_decided
+from pxrs.spark.sink_ledger import Decision, Ledger, sweep
+from pxrs.spark.sink_places import Place
+from pxrs.spark.sink_writers import Staged, Target
+
+logger = logging.getLogger(__name__)
+
+
+def open_log(url: str, wish: Wish, settings: Settings, create: bool) -> Log:
+    """The log to write to; no registry is needed for that."""
+    if split_url(url)[0] == "memory":
+        raise Refused(f"{url!r} lives in the memory of one process, and Spark writes in others: use another log")
+    found: Log = find_driver("pxrs.logs", url).open(url, wish, settings, create)
+    return found
+
+
+# ---- committing ------------------------------------------------------------------------------------------------------
+
+
+def commit(target: Target, place: Place, messages: Sequence[Any]) -> None:
+    """Store what the tasks have staged for this place, unless the number is stored already."""
+    staged = sorted((one for one in messages if isinstance(one, Staged)), key=lambda one: one.task)
+    settings = load_settings(**target.settings)
+    ledger = Ledger(place.root, place.producer)
+    with closing(open_log(target.log, Wish(), settings, create=False)) as log:
+        for sequence in ledger.pending():  # of a commit that was killed, or is running still without its driver
+            _carry_out(log, settings, ledger, sequence, is_new=False)
+        if _is_stored(ledger, place, staged):
+            ledger.finish(place.sequence)
+        elif any(one.file.rows for one in staged):
+            is_new = ledger.decide(place.sequence, _decision(log, place, staged))
+            _carry_out(log, settings, ledger, place.sequence, is_new)
+    sweep(place.root)
+
+
+def _is_stored(ledger: Ledger, place: Place, staged: Sequence[Staged]) -> bool:
+    done = ledger.last_done()
+    if place.sequence < done:
+        raise Refused(
+            f"{place.producer} has stored its write {done} in this queue, and now comes with {place.sequence}: its "
+            "numbers only rise. An old checkpoint, or an old number, would store other rows under a number that is "
+            "taken: begin with a new checkpoint, or another name"
+        )
+    if place.sequence == done:
+        before, rows = ledger.read(done), sum(one.file.rows for one in staged)
+        if before is not None and before.rows != rows:
+            logger.warning(
+                "write %d of %s was stored before with %d rows and comes again with %d: it is not stored again; is "
+                "its query deterministic?", done, place.producer, before.rows, rows,
+            )  # fmt: skip
+    return place.sequence == done
+
+
+def _decision(log: Log, place: Place, staged: Sequence[Staged]) -> Decision:
+    used = [one for one in staged if one.file.rows]
+    for one in used:
+        _check_there(os.path.join(place.staged, one.file.name), one)
+    after = {partition: log.bounds(partition)[1] for partition in range(log.identity.partitions)}
+    now_us = round(SystemClock().wall() * 1e6)
+    return Decision(tuple(one.file.name for one in used), sum(one.file.rows for one in used), now_us, after)
+
+
+def _check_there(path: str, staged: Staged) -> None:
+    try:
+        size = os.path.getsize(path)
+    except OSError:
+        size = -1
+    if size != staged.file.bytes:
+        raise Unavailable(
+            f"task {staged.task} on {staged.host} wrote {path} with {staged.file.bytes} bytes, and here "
+            f"{'it is not' if size < 0 else f'it has {size}'}: set option 'pxrs.staging' to a directory that the "
+            "driver and all executors share"
+        )
+
+
+def _carry_out(log: Log, settings: Settings, ledger: Ledger, sequence: int, is_new: bool) -> None:
+    decision = ledger.read(sequence)
+    if decision is not None and ledger.holds(sequence):
+        append_decided(log, settings, ledger, sequence, decision, is_new)
+    ledger.finish(sequence)
+
+
+def give_up(place: Place) -> None:
+    """The write has failed: remove what its tasks have left, unless it was decided already."""
+    Ledger(place.root, place.producer).give_up(place.sequence)
+
+
+def query_of(checkpoint: str | None) -> str | None:
+    """The id of a streaming query, from its checkpoint; None where that is not in a directory of this machine."""
+    path = (checkpoint or "").removeprefix("file://").removeprefix("file:")
+    try:
+        with open(os.path.join(path, "metadata"), encoding="utf-8") as file:
+            found = json.load(file)["id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
+
+
+# ---- what the driver keeps to itself ---------------------------------------------------------------------------------
+
+
+def keep(target: Target) -> Target | str:
+    """What a writer may carry about: the target, or where it is kept if its address holds a password.
+
+    Spark gives a batch writer to tasks and commit alike, and no task must see a password. So that stays in a file that
+    only this user can read, on the driver's machine.
+    """
+    if masked(target.log) == target.log:
+        return target
+    fd, path = tempfile.mkstemp(prefix="pxrs-write-", suffix=".json")
+    with open(fd, "w", encoding="utf-8") as file:
+        json.dump(target, file)
+    return path
+
+
+def recall(kept: Target | str) -> Target:
+    """The target that was kept, for the last time."""
+    if isinstance(kept, Target):
+        return kept
+    with open(kept, encoding="utf-8") as file:
+        log, settings = json.load(file)
+    forget(kept)
+    return Target(log, settings)
+
+
+def forget(kept: Target | str) -> None:
+    if isinstance(kept, str):
+        with suppress(FileNotFoundError):
+            os.unlink(kept)

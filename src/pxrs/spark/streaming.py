@@ -1,0 +1,161 @@
+"""Structured Streaming: what every stream of a queue has in common, and the one that reads alone.
+
+Spark makes a reader in two processes: one that plans what the tasks run, and a long-lived one, the source process, that
+it asks for offsets. Nothing happens before the first question.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from importlib import import_module
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+from pxrs.clock import SystemClock
+from pxrs.logs.base import Log
+from pxrs.logs.records import refuse_offset
+from pxrs.model import Range
+from pxrs.rules.batches import share_out
+from pxrs.spark.offsets import offset_of, open_log, partitions_of, split
+from pxrs.spark.options import StreamRequest, check_selection, parse_stream
+from pxrs.spark.plan import slices_of
+from pxrs.spark.reading import Reading, TaskReader
+from pxrs.spark.streaming_limits import IDLE_SECONDS, Limits
+from pxrs.spark.streaming_offsets import Offset, decode_positions, encode_positions
+
+logger = logging.getLogger("pxrs.stream")
+
+
+def stream_reader(options: Mapping[str, str], schema: pa.Schema) -> StreamReader:
+    """The reader that these options ask for: a member of a group, or one that reads alone."""
+    request = parse_stream(options)
+    with closing(open_log(request.read.log)) as log:
+        partitions_of(request.read, log)
+        reading = Reading(log.identity.name, check_selection(schema), schema)
+    if request.group is None:
+        return PlainReader(request, reading)
+    found: StreamReader = import_module("pxrs.spark.streaming_group").GroupReader(request, reading)
+    return found
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark asks in its source process. Only the task side is pickled: no address, no credential."""
+
+    def __init__(self, request: StreamRequest, reading: Reading) -> None:
+        self.request = request
+        self.task_side = TaskReader(reading)
+        self.clock = SystemClock()
+        self.limits = Limits(request, self.clock)
+
+    @property
+    @abstractmethod
+    def log(self) -> Log:
+        """The log, opened when it is first needed."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.task_side.read(partition)
+
+    def __reduce__(self) -> tuple[type[TaskReader], tuple[Reading]]:
+        return TaskReader, (self.task_side.reading,)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return self.limits.default()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        partitions = range(self.log.identity.partitions)
+        self.limits.ends = {partition: self.log.bounds(partition)[1] for partition in partitions}
+
+    def commit(self, end: Offset) -> None:
+        """Comes one batch late, and for the last one never: what counts is done by ``latestOffset``."""
+
+    def tasks(self, ranges: Iterable[Range]) -> list[InputPartition]:
+        """Who reads what: one task for each partition, more for long ranges if that is asked for."""
+        read = self.request.read
+        parts = split([part for part in ranges if part.rows], read.min_tasks, read.max_rows)
+        return [InputPartition(slices_of(self.log, [part])) for part in parts]
+
+
+class PlainReader(StreamReader):
+    """All partitions of a queue, or those that are assigned. How far it is stands in Spark's checkpoint only."""
+
+    def __init__(self, request: StreamRequest, reading: Reading) -> None:
+        super().__init__(request, reading)
+        self._log: Log | None = None
+        self._bell = threading.Event()
+        self._initial: Offset | None = None
+        self._ends: dict[int, int] = {}
+        self._told: set[int] = set()
+
+    @property
+    def log(self) -> Log:
+        if self._log is None:
+            self._log = open_log(self.request.read.log)
+            for partition in partitions_of(self.request.read, self._log):
+                self._log.subscribe(partition, self._bell.set)
+        return self._log
+
+    @property
+    def _chosen(self) -> tuple[int, ...]:
+        return partitions_of(self.request.read, self.log)
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+        if self._initial is None:  # asked twice, and "latest" must be the same place
+            read = self.request.read
+            starts = {p: offset_of(read.start, read, self.log, p, self.log.bounds(p)) for p in self._chosen}
+            self._initial = encode_positions(self.log.identity, starts)
+        return self._initial
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
+        self._bell.clear()
+        positions = decode_positions(start, self.log.identity, self._chosen)
+        found = self._next(positions, limit)
+        if found is None and self.limits.ends is None and self._bell.wait(IDLE_SECONDS):
+            found = self._next(positions, limit)
+        return start if found is None else encode_positions(self.log.identity, found)
+
+    def _next(self, positions: Mapping[int, int], limit: ReadLimit) -> dict[int, int] | None:
+        """Where each partition stands after the next batch; None if there is none."""
+        begins = {p: self._begin(p, position) for p, position in positions.items()}
+        waiting = {p: max(0, self.limits.end(p, self._ends[p]) - begin) for p, begin in begins.items()}
+        rows = self.limits.rows(limit, sum(waiting.values()))
+        if not rows:
+            return None
+        shares = share_out(waiting, rows)
+        self.limits.planned()
+        return {p: begins[p] + shares[p] if p in shares else position for p, position in positions.items()}
+
+    def _begin(self, partition: int, position: int) -> int:
+        """Where a partition goes on; behind what retention has deleted, if that may be passed over."""
+        start, end = bounds = self.log.bounds(partition)
+        self._ends[partition] = end
+        if start <= position <= end:
+            return position
+        if self.request.read.fail_on_loss:
+            refuse_offset(self.log.identity.name, partition, position, bounds)
+        going_on = max(position, start)  # ahead of a log that was cut: an offset never goes back
+        if partition not in self._told:
+            self._told.add(partition)
+            logger.error(
+                "partition %d: offset %d is not stored any more; going on at %d", partition, position, going_on
+            )
+        return going_on
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        if start == end:
+            return []
+        begins, ends = (decode_positions(offset, self.log.identity, self._chosen) for offset in (start, end))
+        ranges = (Range(p, self._begin(p, begins[p]), ends[p]) for p in self._chosen if ends[p] > begins[p])
+        return self.tasks(part for part in ranges if part.rows > 0)
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
+        return encode_positions(self.log.identity, self._ends) if self._ends else None
+
+    def stop(self) -> None:
+        if self._log is not None:
+            self._log.close()

@@ -1,0 +1,24 @@
+"""Databases for the tests of the SQL sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.sinks.sql_support import DATABASES, Server, SqlPlace, place_name
+
+from pxrs.testing.servers.mariadb import mariadb_server
+from pxrs.testing.servers.postgres import postgres_server
+from pxrs.testing.spark import spark
+
+__all__ = ["mariadb_server", "postgres_server", "spark"]
+
+
+@pytest.fixture(params=DATABASES)
+def place(request: pytest.FixtureRequest) -> Iterator[SqlPlace]:
+    """A table on each kind of server, not made yet."""
+    fixture = {"postgresql": "postgres_server", "mysql": "mariadb_server"}[request.param]
+    server: Server = request.getfixturevalue(fixture)
+    place = SqlPlace(server, place_name(request.node.nodeid))
+    yield place
+    place.close()
