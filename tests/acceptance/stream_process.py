@@ -17,6 +17,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pxrs.model import Batch, Grant
 from pxrs.sinks import ParquetSink
@@ -25,6 +26,9 @@ from pxrs.spark.runner import about
 from pxrs.testing.spark import lean_session
 
 from .spark_process import COLUMNS, Gate, GatedSink, SparkWriter, facts_of, in_task, warm_up, work
+
+TOO_SLOW = "Python worker failed to connect back"
+"""Spark gives a new source process ten seconds to start; where many applications start at once that is too little."""
 
 
 class ToldSink(GatedSink):
@@ -83,21 +87,25 @@ def main(config: dict[str, Any]) -> None:
         stream = stream.mapInArrow(_each_batch(gate), stream.schema)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    started = stream.writeStream.foreachBatch(fenced(each, sink=sink)).option(
-        "checkpointLocation", config["checkpoint"]
-    )
-    query = started.start()
+    writing = stream.writeStream.foreachBatch(fenced(each, sink=sink))
+    writing = writing.option("checkpointLocation", config["checkpoint"])
+    query = writing.start()
     writer.line("ready", app=spark.sparkContext.applicationId)
-    error = None
-    while not over.wait(0.05) and query.isActive:
-        pass
+    while not over.wait(0.05) and (query.isActive or TOO_SLOW in str(query.exception())):
+        if not query.isActive:
+            query = writing.start()
+    writer.line("ended", state="stopped", error=end_of(query))
+    spark.stop()
+
+
+def end_of(query: StreamingQuery) -> str | None:
+    """Stop the query; what has ended it, if something has before."""
     try:
         query.stop()
         query.awaitTermination()
     except StreamingQueryException as failure:
-        error = str(failure)
-    writer.line("ended", state="stopped", error=error)
-    spark.stop()
+        return str(failure)
+    return None
 
 
 def _each_batch(gate: Gate) -> Any:

@@ -22,6 +22,7 @@ from pxrs.errors import BadSetting
 from pxrs.model import Batch
 from pxrs.sinks import ParquetSink, QueueSink
 from pxrs.spark import fenced
+from pxrs.spark.streaming_state import watch_for_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -203,14 +204,21 @@ def test_b74_a_query_that_failed_in_a_batch_has_the_same_rows_in_it_when_it_goes
 
 
 def test_a_query_with_state_and_a_group_is_warned_of(
-    queue: pxrs.Queue, stream: Callable[..., DataFrame], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    queue: pxrs.Queue,
+    stream: Callable[..., DataFrame],
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """By ``fenced``, which sees the plan; and by a listener, which sees the progress of all queries."""
     counts: list[int] = []
+    watch_for_state(spark)
     frame = stream(**GROUP).groupBy("partition").count()
     with caplog.at_level(logging.WARNING, logger="pxrs.stream"):
         run(frame, fenced(lambda df: counts.append(df.count())), tmp_path / "cp", mode="update")
+        eventually(lambda: "keeps state (stateStoreSave)" in caplog.text, "the listener to hear of it", PATIENCE)
     assert counts == [PARTITIONS]
-    assert "keeps state (Aggregate)" in caplog.text and "when a partition moves" in caplog.text
+    assert "has a group (g) and keeps state (Aggregate)" in caplog.text and "when a partition moves" in caplog.text
 
 
 def test_fenced_needs_a_group(queue: pxrs.Queue, stream: Callable[..., DataFrame], tmp_path: Path) -> None:

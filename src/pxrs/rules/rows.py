@@ -16,8 +16,12 @@ from pxrs.model import Cause, Group, MemberRow, MemberState, Owner, Partition, T
 FORMAT = 1
 
 
+# Made once: json.dumps makes a new encoder for each call with separators, and rows are written all the time.
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True).encode
+
+
 def _dump(fields: dict[str, Any]) -> bytes:
-    return json.dumps({"v": FORMAT, **fields}, separators=(",", ":"), ensure_ascii=True).encode()
+    return _encode({"v": FORMAT, **fields}).encode()
 
 
 def _load(what: str, data: bytes) -> dict[str, Any]:

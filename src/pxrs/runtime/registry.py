@@ -265,7 +265,8 @@ class Registry:
         ring: bool = False,
     ) -> Changed:
         """Apply a rule to each of these partitions: an outcome for each, one spoiled row never spoils another."""
-        seen = {self.keys.partition(n): held for n, held in (known or {}).items()}
+        known = known or {}
+        seen = {self.keys.partition(n): known[n] for n in rules if n in known}
         results = self._partitions.change(self._by_key(rules), seen, self.bell if ring else None)
         return {n: results[self.keys.partition(n)] for n in rules}
 

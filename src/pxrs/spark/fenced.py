@@ -31,16 +31,12 @@ from pxrs.spark.sidefile import Mark, Sheet, SideFiles
 from pxrs.spark.streaming_member import open_for
 from pxrs.spark.streaming_offsets import Planned
 from pxrs.spark.streaming_query import RunningQuery, Source
+from pxrs.spark.streaming_state import warn
 
 logger = logging.getLogger("pxrs.stream")
 
 PATIENCE_SECONDS = 60.0
 """How long a registry that does not answer is asked again before the query fails."""
-STATE = (
-    "the query has a group (%s) and keeps state (%s). State stays in this query when a partition moves to another "
-    "member: results will be wrong after a rebalance. Run stateful queries without pxrs.group.id, or aggregate each "
-    "batch into a fenced sink"
-)
 
 
 def fenced(
@@ -110,7 +106,7 @@ class FencedBatches:
         if not self._warned:
             state, self._warned = query.state(), True
             if state is not None:
-                logger.warning(STATE, planned.group, state)
+                warn(planned.group, state)
 
     # ---- one batch --------------------------------------------------------------------------------------------------
 

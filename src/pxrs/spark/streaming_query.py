@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,10 +10,9 @@ from pyspark.sql import DataFrame
 
 from pxrs.errors import Refused, Unexpected
 from pxrs.spark.streaming_offsets import Planned, decode, is_of_group
+from pxrs.spark.streaming_state import state_in
 
 _QUERY_ID = "sql.streaming.queryId"
-_STATEFUL = re.compile(r"~(Aggregate|Deduplicate\w*|FlatMapGroups\w*WithState|TransformWithState\w*) ")
-"""How operators that keep state stand in the plan of a stream; "~" marks what is streaming."""
 
 
 class Source(NamedTuple):
@@ -79,8 +77,7 @@ class RunningQuery:
 
     def state(self) -> str | None:
         """The operator in this query's plan that keeps state, if there is one."""
-        found = _STATEFUL.search(self._query.logicalPlan().toString())
-        return None if found is None else found[1]
+        return state_in(self._query.logicalPlan().toString())
 
 
 def _parsed(text: str) -> Any:
