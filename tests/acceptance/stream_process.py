@@ -83,8 +83,7 @@ def main(config: dict[str, Any]) -> None:
     settings = {f"pxrs.{name.replace('_', '.')}": value for name, value in config["settings"].items()}
     stream = reader.options(**settings, includeId="true", **config["options"]).load(config["url"])
     stream = stream.select(*COLUMNS)
-    if config["in_task"]:
-        stream = stream.mapInArrow(_each_batch(gate), stream.schema)
+    stream = stream.mapInArrow(_each_batch(gate), stream.schema)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     writing = stream.writeStream.foreachBatch(fenced(each, sink=sink))

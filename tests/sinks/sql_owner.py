@@ -45,6 +45,13 @@ class SqlOwner:
         self.end = end
         bind(self.sink, self.store)
 
+    def warm_up(self) -> None:
+        """Connect, and get to know the tables."""
+        self.sink._find()
+        if self.sink._registry is None:
+            self.sink._prepare()
+        self.registry.find_group()
+
     def claim(self) -> dict[Grant, Partition]:
         self.registry.initialize(len(PARTITIONS), "xxh64-spark", "pmod", log=LOG)
         owned = {row.number: row.owner for row in self.registry.partitions() if row.owner}
@@ -134,6 +141,7 @@ def ends_at(one: SqlOwner, at: int) -> bool:
         if number >= at:
             raise Crash
 
+    one.warm_up()
     with before_each_step(hook):
         try:
             one.live()
@@ -152,6 +160,7 @@ def sleeps_at(one: SqlOwner, at: int, meanwhile: Callable[[], None]) -> bool:
             sleeping = True
             meanwhile()
 
+    one.warm_up()
     with before_each_step(hook):
         try:
             one.live()

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pymysql
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from pxrs.errors import Fenced
@@ -95,7 +95,7 @@ def test_an_owner_that_ends_at_any_step_shows_nothing_twice_and_loses_nothing(ho
         place.close()
         if not ended:
             break
-    assert at > 30, "there are that many steps, at least"
+    assert at > 20, "there are that many steps, at least"
 
 
 @pytest.mark.slow
@@ -104,8 +104,7 @@ def test_b77_an_owner_that_sleeps_at_any_step_and_wakes_after_its_loss_changes_n
 ) -> None:
     monkeypatch.setattr(sql_database, "HOLD_SECONDS", 1)
     monkeypatch.setattr(sql_database, "LOCK_SECONDS", 1)
-    steps = iter(sorted(random.Random(5).sample(range(100), 25)))
-    for at in steps:
+    for at in range(random.Random(5).randrange(3), 10_000, 3):
         place = start_again(home, at)
         with owner(place, "a", END) as one:
             slept = sleeps_at(one, at, lambda place=place: finish(place, "b"))  # type: ignore[misc]  # bound now
@@ -211,26 +210,26 @@ def deadlock_of(place: SqlPlace) -> Exception:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_b50_a_transaction_that_is_the_victim_of_a_deadlock_is_done_again(
+def test_b54_a_transaction_that_is_the_victim_of_a_deadlock_is_done_again(
     home: SqlPlace, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the first commit, the second, and the third: of tables, of staged rows, of rows that are shown."""
-    commit, commits = sql_database.Connection.commit, itertools.count()
+    commit, commits = Connection.commit, itertools.count()
 
-    def fails_once(connection: sql_database.Connection) -> None:
+    def fails_once(connection: Connection) -> None:
         if next(commits) == at:
             connection.rollback()
             raise deadlock_of(home)
         commit(connection)
 
     with owner(home, "a", END) as one:
-        monkeypatch.setattr(sql_database.Connection, "commit", fails_once)
+        monkeypatch.setattr(Connection, "commit", fails_once)
         one.live()
         assert next(commits) > at
     assert home.values() == Rows(END).expected and home.staged() == 0
 
 
-def test_b50_a_real_deadlock_with_a_user_of_the_table(place: SqlPlace, tmp_path: Path) -> None:
+def test_b54_a_real_deadlock_with_a_user_of_the_table(place: SqlPlace, tmp_path: Path) -> None:
     place.registry_elsewhere = elsewhere(tmp_path)
     place.make()
     with owner(place, "a", END) as one, place.engine.connect() as user:

@@ -33,17 +33,16 @@ class Town:
 
     def __init__(self, place: SqlPlace, directory: Path, delay: float) -> None:
         self.place = place
+        log = f"file:{directory}/log"
         self.config = {
-            "log": f"file:{directory}/log",
+            "log": log,
             "registry": place.registry,
             "database": place.url(),
             "table": place.table,
             "settings": SETTINGS,
             "delay": delay,
         }
-        self.queue = pxrs.open(
-            log=self.config["log"], registry=place.registry, partitions=3, settings=pxrs.Settings(lease_ms=3_000)
-        )
+        self.queue = pxrs.open(log=log, registry=place.registry, partitions=3, settings=pxrs.Settings(lease_ms=3_000))
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def send(self, count: int) -> list[str]:

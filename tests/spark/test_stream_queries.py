@@ -14,6 +14,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.sinks.sql_support import SqlPlace
 from tests.spark.helpers import EACH, PARTITIONS, messages, open_orders
 from tests.spark.stream_helpers import checkpoints, eventually, offsets_in, owners
 
@@ -23,6 +24,9 @@ from pxrs.model import Batch
 from pxrs.sinks import ParquetSink, QueueSink
 from pxrs.spark import fenced
 from pxrs.spark.streaming_state import watch_for_state
+from pxrs.testing.servers.postgres import PostgresServer, postgres_server
+
+__all__ = ["postgres_server"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -201,6 +205,21 @@ def test_b74_a_query_that_failed_in_a_batch_has_the_same_rows_in_it_when_it_goes
     with copied:
         values = [message.value for p in range(2) for message in copied.read(p, 0, 1_000)]
     assert len(values) == len(set(values)) == len(EVERYTHING) + PARTITIONS, "each message was copied once"
+
+
+def test_rows_and_checkpoints_in_one_transaction_of_the_registrys_own_database(
+    queue: pxrs.Queue, stream: Callable[..., DataFrame], tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    place = SqlPlace(postgres_server, "streamed")
+    frame = stream(**GROUP, **{"pxrs.registry": place.registry}, maxOffsetsPerTrigger=60)
+    each = fenced(lambda df: df.select("partition", "offset"), sink=place.sink(create=True))
+    run(frame, each, tmp_path / "cp")
+    assert sorted(tuple(row) for row in place.rows()) == EVERYTHING
+    assert place.staged() == 0, "the rows had no need to wait beside the table"
+    with place.opened(f"file:{tmp_path}/orders") as elsewhere:
+        assert checkpoints(elsewhere) == [EACH] * PARTITIONS
+    place.close()
+    assert "g" not in queue.groups(), "the registry beside the log was not used"
 
 
 def test_a_query_with_state_and_a_group_is_warned_of(

@@ -83,11 +83,16 @@ def at_the_next_commit(act: Any) -> Iterator[None]:
         assert entered, "there was no commit"
 
 
+def hasty(store: SqlStore, seconds: float) -> Any:
+    """While the block runs, answers may take only so long."""
+    return mock.patch.object(store._connections, "seconds", seconds)
+
+
 @contextmanager
-def losing_commits(store: Store, proxy: Proxy, direction: Direction, seconds: float = 0.4) -> Iterator[None]:
+def losing_commits(store: Store, proxy: Proxy, direction: Direction, seconds: float = 0.7) -> Iterator[None]:
     """Everything of one direction is lost, from the next commit on, and nobody waits long for it."""
     assert isinstance(store, SqlStore)
-    with mock.patch.object(store._connections, "seconds", seconds), at_the_next_commit(proxy.losing(direction)):
+    with hasty(store, seconds), at_the_next_commit(proxy.losing(direction)):
         yield
     assert proxy.lost[direction] > 0
 

@@ -23,6 +23,7 @@ from .sql_helpers import (
     SOON,
     SqlServer,
     far_store,
+    hasty,
     mariadb_server,
     opened,
     place,
@@ -69,10 +70,11 @@ def test_b54_what_does_not_pass_in_time_is_unavailable_and_not_done(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = opened(request.getfixturevalue(which).url(place, options="timeout_ms=300"))
-    _fail_first(monkeypatch, type(store._statements), "swap", make, times=1_000_000)
-    with pytest.raises(Unavailable, match="planted"):
-        put(store, "a", b"one")
+    store = opened(request.getfixturevalue(which).url(place, options=OPTIONS))
+    with monkeypatch.context() as patch, hasty(store, 0.5):
+        _fail_first(patch, type(store._statements), "swap", make, times=1_000_000)
+        with pytest.raises(Unavailable):
+            put(store, "a", b"one")
     assert get(store, "a") is None
     store.close()
 

@@ -19,11 +19,13 @@ from pxrs.testing.servers.mariadb import MariadbServer
 from pxrs.testing.servers.postgres import PostgresServer
 
 from .sql_helpers import (
+    OPTIONS,
     SOON,
     SqlServer,
     at_the_next_commit,
     far_store,
     hanging_up,
+    hasty,
     mariadb_server,
     opened,
     place,
@@ -120,14 +122,15 @@ def test_without_a_network_nothing_is_written_and_it_says_so(far_store: SqlStore
 @pytest.mark.parametrize("kind", [PostgresServer, MariadbServer])
 def test_a_server_that_stands_still_is_not_waited_for(kind: type[SqlServer], tmp_path: Path) -> None:
     with kind(tmp_path / "server") as own:
-        store = opened(own.url("place", options="timeout_ms=300"))
+        store = opened(own.url("place", options=OPTIONS))
         version = put(store, "a", b"before")
         own.pause()
         try:
-            told = Background(swap, store, "a", version, b"after").result(SOON, "a swap on a server that stands still")
-            assert told.verdict is Verdict.UNKNOWN
-            with pytest.raises(Unavailable):  # on a new connection, which is not answered either
-                Background(get, store, "a").result(SOON, "a read on a server that stands still")
+            with hasty(store, 0.3):
+                told = Background(swap, store, "a", version, b"after").result(SOON, "a swap that nobody answers")
+                assert told.verdict is Verdict.UNKNOWN
+                with pytest.raises(Unavailable):  # on a new connection, which is not answered either
+                    Background(get, store, "a").result(SOON, "a read that nobody answers")
             with pytest.raises(Unavailable):
                 Background(opened, own.url("place", options="timeout_ms=300")).result(SOON, "an open")
         finally:

@@ -82,7 +82,7 @@ class Client:
     def ask(self, verb: str, requests: Sequence[Any]) -> list[Any]:
         """The answers to requests that may be sent twice: they go to the next node when one fails."""
         deadline = self._clock.monotonic() + self.seconds
-        with gate.passing():
+        with gate:
             while True:
                 replies = self._exchange(verb, requests, deadline, len(self.address.hosts))
                 failure = next((reply for reply in replies if isinstance(reply, Failed)), None)
@@ -92,19 +92,21 @@ class Client:
 
     def send(self, verb: str, requests: Sequence[Any]) -> list[Any]:
         """Send them once, all together: for each the answer, or a Failed."""
-        with gate.passing():
+        with gate:
             return self._exchange(verb, requests, self._clock.monotonic() + self.seconds)
 
     def converse(self, verb: str, requests: Sequence[Any]) -> list[Any]:
         """The answers that a short stream gives to these requests. They may be sent twice."""
         deadline = self._clock.monotonic() + self.seconds
-        with gate.passing():
+        with gate:
             while True:
+                node = self._proven_or_error(deadline)
                 try:
-                    node = self._proven(deadline)
                     return node.channel.converse(verb, requests, self._left(deadline), self._metadata())
                 except Failed as failure:
-                    self._check_hope(failure, deadline)
+                    if not _is_stale(failure) or self._clock.monotonic() >= deadline:
+                        self._check_hope(failure, deadline)
+                    self._authentic = self._authentic and not _is_stale(failure)
                     self._gave_up(node)
 
     def _check_hope(self, failure: Failed, deadline: float) -> None:
@@ -130,7 +132,8 @@ class Client:
             wanted, seconds = [requests[number] for number in todo], self._left(deadline) / parts
             for number, reply in zip(todo, node.channel.ask(verb, wanted, seconds, self._metadata()), strict=True):
                 replies[number] = reply
-            if any(isinstance(replies[number], Failed) and not _is_verdict(replies[number]) for number in todo):
+            todo = [number for number in todo if isinstance(replies[number], Failed)]
+            if any(not _is_verdict(replies[number]) for number in todo):
                 self._gave_up(node)
             unsent = [number for number in todo if _is_unsent(replies[number])]
             stale = [number for number in todo if _is_stale(replies[number]) and not renewed]
@@ -144,7 +147,7 @@ class Client:
         """A node that answers; Failed when none does. Each gets a second chance: what fails may be a connection
         that broke while nobody used it."""
         nodes = self._opened()
-        failure = Failed(_NOBODY, "the time is up")
+        said = ""
         for rest in range(2 * len(nodes), 0, -1):
             node = nodes[self._turn % len(nodes)]
             if node.proven:
@@ -152,12 +155,18 @@ class Client:
             try:
                 self._prove(node, self._clock.monotonic() + self._left(deadline) / rest)
                 return node
-            except Failed as found:
-                failure = found
-                if _is_verdict(found):
+            except Failed as failure:
+                if _is_verdict(failure):
                     raise
+                said = failure.text
                 self._gave_up(node)
-        raise Failed(_NOBODY, failure.text)
+        raise Failed(_NOBODY, said)
+
+    def _proven_or_error(self, deadline: float) -> _Node:
+        try:
+            return self._proven(deadline)
+        except Failed as failure:
+            raise self.error(failure) from None
 
     def _prove(self, node: _Node, deadline: float) -> None:
         self._authenticate(node.channel, deadline)
@@ -229,7 +238,7 @@ class Client:
         """A stream of changes, over a connection of its own. Raises Failed when it breaks: the next one goes on."""
         channel = self._watch_channel()
         try:
-            with gate.passing():
+            with gate:
                 self._authenticate(channel, self._clock.monotonic() + self.seconds)
             # A node that has lost its leader says so, instead of being silent.
             with channel.stream("Watch", requests, [*self._metadata(), ("hasleader", "true")]) as answers:

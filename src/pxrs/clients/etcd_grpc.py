@@ -72,49 +72,43 @@ class Gate:
         self._inside = 0
         self._forking = False
         self._torn = ""
+        """Why no call is possible in this process, which was forked."""
+        self._tears = ""
+        """The same for a child that is forked now."""
         self._streams: set[Any] = set()
 
-    @contextmanager
-    def passing(self) -> Iterator[None]:
-        self._enter()
-        try:
-            yield
-        finally:
-            self._leave()
+    def __enter__(self) -> None:
+        with self._change:
+            if self._forking:
+                self._change.wait_for(lambda: not self._forking)
+            if self._torn:
+                raise (Refused if _FORK_OPTION in self._torn else Unavailable)(self._torn)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._change:
+            self._inside -= 1
+            if self._forking:
+                self._change.notify_all()
 
     @contextmanager
     def streaming(self, start: Callable[[], Any]) -> Iterator[Any]:
         """A call that lasts. It is cancelled when the process forks, and can be started again at once."""
-        self._enter()
-        call = None
-        try:
+        with self:
             with self._change:
                 call = start()
                 self._streams.add(call)
                 if self._forking:
                     call.cancel()
-            yield call
-        finally:
-            with self._change:
-                self._streams.discard(call)
-            if call is not None:
+            try:
+                yield call
+            finally:
+                with self._change:
+                    self._streams.discard(call)
                 call.cancel()
-            self._leave()
-
-    def _enter(self) -> None:
-        with self._change:
-            self._change.wait_for(lambda: not self._forking)
-            if self._torn:
-                raise (Refused if _FORK_OPTION in self._torn else Unavailable)(self._torn)
-            self._inside += 1
-
-    def _leave(self) -> None:
-        with self._change:
-            self._inside -= 1
-            self._change.notify_all()
 
     def cancel_streams(self) -> None:
-        for call in self._streams:
+        for call in list(self._streams):
             call.cancel()
 
     def before_fork(self) -> None:
@@ -122,13 +116,13 @@ class Gate:
         self._forking = True
         self.cancel_streams()
         # Bounded: a signal handler may fork in the very thread whose call is running.
-        if not self._change.wait_for(lambda: self._inside == 0, FORK_SECONDS):
-            self._torn = "this process was forked in the middle of a call to etcd: start it anew"
+        idle = self._change.wait_for(lambda: self._inside == 0, FORK_SECONDS)
+        self._tears = "" if idle else "this process was forked in the middle of a call to etcd: start it anew"
         if _FORK_OPTION in os.environ:
-            self._torn = f"etcd:// cannot be used in a forked process while {_FORK_OPTION} is set: unset it"
+            self._tears = f"etcd:// cannot be used in a forked process while {_FORK_OPTION} is set: unset it"
 
     def after_fork_in_parent(self) -> None:
-        self._forking, self._torn = False, ""
+        self._forking = False
         self._change.notify_all()
         self._change.release()
 
@@ -136,6 +130,7 @@ class Gate:
         _inherited.append(self._streams)
         self._change = threading.Condition()
         self._forking, self._inside, self._streams = False, 0, set()
+        self._torn = self._torn or self._tears
 
 
 gate = Gate()

@@ -231,7 +231,7 @@ class Connections:
             raise Closed(f"{self.address} was closed before this call")
 
     def _greeted(self, deadline: Deadline) -> Any:
-        connection = self._connect(max(deadline.left, _LEAST_SECONDS))
+        connection = self._connect(max(min(deadline.left, self.seconds), _LEAST_SECONDS))
         try:
             cursor = self.driver.cursor(connection)
             self._greet(cursor)

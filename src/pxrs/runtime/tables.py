@@ -139,8 +139,10 @@ def _cut(body: pa.Table, given: NDArray[np.int32] | None, limit: int) -> Iterato
     rows = body.num_rows
     size = body.nbytes + rows * ROW_BYTES
     if size > limit and rows > 1:
-        half = rows // 2
-        yield from _cut(body.slice(0, half), None if given is None else given[:half], limit)
-        yield from _cut(body.slice(half), None if given is None else given[half:], limit)
+        # In even parts: each is as large as the limit allows, so that a shipment holds as few batches as can be.
+        step = -(-rows // min(rows, -(-size // limit)))
+        for start in range(0, rows, step):
+            part = None if given is None else given[start : start + step]
+            yield from _cut(body.slice(start, step), part, limit)
     elif rows:
         yield body.combine_chunks().to_batches()[0], given, size

@@ -179,15 +179,15 @@ class SqlSink:
         return Note(self.kind, self.target, place, batch.name).text
 
     def _show(self, connection: Connection, staging: SqlStaging, note: Note, output: Output | None) -> None:
-        place = staging.find(connection)
-        if place != note.staging:
+        is_ours = note.target == self.target
+        if not (is_ours and note.staging == self._place) and staging.find(connection) != note.staging:
             raise Refused(
                 f"batch {note.batch} was committed for table {note.target} of another database than "
                 f"{self._database.address}: run the group with that sink once"
             )
         if numbers := staging.hold(connection, note.batch):
             schema, name = _split(note.target)
-            target = find_target(connection, name, schema)
+            target = self._find() if is_ours else find_target(connection, name, schema)
             if target is None:
                 raise NotFound(f"{self._database.address} has no table {note.target} for what was committed to it")
             chunks = output.chunks() if output else staging.chunks(connection, note.batch, numbers)
@@ -201,6 +201,7 @@ class SqlSink:
         except (Trouble, HandlerFailed, Refused) as error:
             if isinstance(error, Trouble) and error.sort in (Sort.LOST, Sort.AGAIN):
                 raise
+            self._table = None  # it may have changed
             raise Refused(
                 f"batch {note.batch} is committed, and table {note.target} of {self._database.address} does not take "
                 f"it: {error}. It waits beside the table: repair that, and start again"

@@ -28,6 +28,8 @@ LOCK_SECONDS = 2
 """How long a statement waits for rows that another transaction has locked."""
 _BACK_OFF_SECONDS = (0.02, 0.2)
 _PASSES = (Sort.AGAIN, Sort.LOST)
+_ENDED = ("25P03", "25P04")
+"""PostgreSQL has ended the session, because a transaction was idle or open for too long."""
 _OPTIONS = ("table", "look_ms")  # those of a registry: one URL may serve both
 
 
@@ -153,7 +155,10 @@ class Database:
         found = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(found, Trouble):
             return found
-        return self.driver.trouble(found) if isinstance(found, self.driver.errors) else None
+        if not isinstance(found, self.driver.errors):
+            return None
+        trouble = self.driver.trouble(found)
+        return Trouble(Sort.LOST, str(trouble)) if getattr(found, "sqlstate", "") in _ENDED else trouble
 
     def as_error(self, error: Exception) -> PxrsError:
         """What the caller of the sink gets."""
@@ -173,11 +178,15 @@ def _places(address: Address) -> list[tuple[str, int]]:
 
 
 def _set_up(driver: Driver, seconds: float, connection: Any, _: Any) -> None:
-    driver.limit(connection, seconds)
-    cursor = connection.cursor()
-    for setting in _settings(driver.dialect.name, getattr(connection, "server_version", "")):
-        cursor.execute(f"SET SESSION {setting}")
-    connection.commit()
+    try:
+        driver.limit(connection, seconds)
+        cursor = connection.cursor()
+        for setting in _settings(driver.dialect.name, getattr(connection, "server_version", "")):
+            cursor.execute(f"SET SESSION {setting}")
+        connection.commit()
+    except BaseException:  # the pool forgets what it could not set up
+        connection.close()
+        raise
 
 
 def _settings(dialect: str, version: str) -> list[str]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import abs as absolute
 from pyspark.sql.functions import col, lit, pmod, when, xxhash64
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import DataType, IntegerType, StringType
 
 from pxrs.errors import BadSetting, Refused
@@ -79,5 +79,6 @@ def _through_arrow(partitioner: Partitioner) -> Callable[[Column], Column]:
         found = partitioner.partitions_of(keys)
         return pa.array(found, pa.int32(), mask=found == NULL_KEY)
 
-    found: Callable[[Column], Column] = arrow_udf(partition, IntegerType(), ArrowUDFType.SCALAR)
+    # Spark finds by the type hints which kind of function this is, and warns if it is told.
+    found: Callable[[Column], Column] = arrow_udf(partition, IntegerType())  # type: ignore[call-overload]  # see above
     return found

@@ -69,8 +69,8 @@ def stage(batches: Iterable[pa.RecordBatch], job: Job, place: Place) -> File:
     try:
         writer: pa.ipc.RecordBatchStreamWriter | None = None
         router = Router(job.routing, int(name[:12], 16))
-        for group in grouped(batches):
-            body = to_body(group, job.columns)
+        for group in grouped(batch.select(job.columns) for batch in batches):
+            body = to_body(group)
             if writer is None:
                 make_directories(place.staged)
                 writer = pa.ipc.new_stream(path, body.schema)
@@ -120,9 +120,9 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=batches[0].schema)
 
 
-def to_body(group: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+def to_body(group: pa.RecordBatch) -> pa.RecordBatch:
     """The columns that are stored, in the log's types."""
-    names = [name for name in columns if name != "partition"]
+    names = [name for name in group.schema.names if name != "partition"]
     schema = pa.schema([ENTRY_SCHEMA.field(name).with_nullable(name != "value") for name in names])
     return pa.RecordBatch.from_arrays([_cast(group.column(name), schema.field(name)) for name in names], schema=schema)
 

@@ -39,11 +39,12 @@ class Transaction:
         self._nonce = secrets.token_urlsafe(_NONCE_BYTES).encode()
 
     def request(self, ask_revisions: bool) -> Any:
-        """With ``ask_revisions`` an answer that refuses it says what stands there."""
+        """With ``ask_revisions`` an answer that refuses one of several rows says what stands there."""
+        asked = self.wishes if ask_revisions and len(self.wishes) > 1 else ()
         return messages.TxnRequest(
             compare=[_compare(wish.key, wish.swap.expect) for wish in self.wishes],
             success=[operation for wish in self.wishes if (operation := self._operation(wish)) is not None],
-            failure=[_get(wish.key, keys_only=True) for wish in self.wishes] if ask_revisions else [],
+            failure=[_get(wish.key, keys_only=True) for wish in asked],
         )
 
     def _operation(self, wish: Wish) -> Any:
@@ -60,6 +61,8 @@ class Transaction:
 
     def differing(self, answer: Any) -> set[int]:
         """The places of the wishes against which the answer speaks."""
+        if len(self.wishes) == 1:
+            return {self.wishes[0].place}
         return {
             wish.place
             for wish, found in zip(self.wishes, answer.responses, strict=True)

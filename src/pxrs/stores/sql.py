@@ -43,6 +43,7 @@ from pxrs.stores.sql_tables import Tables
 
 OPTIONS = ("table", "look_ms")
 LOOK_MS = 100
+_TIMES_TO_PREPARE = 4
 _BACK_OFF_SECONDS = (0.001, 0.02)
 _PASSES = (Sort.AGAIN, Sort.LOST)
 """Trouble after which another try may do, where it is certain that nothing was changed."""
@@ -99,7 +100,9 @@ class SqlStore(Store):
         return f"SqlStore({str(self.address)!r}, table={self._tables.name!r})"
 
     def _open(self) -> None:
-        self._asking(lambda cursor: self._tables.prepare(cursor, self.address))
+        # Where many open a new registry at once, they queue for the right to make its tables.
+        deadline = Deadline(_TIMES_TO_PREPARE * self._connections.seconds)
+        self._asking(lambda cursor: self._tables.prepare(cursor, self.address), deadline)
         self._ready = True
 
     def _greet(self, cursor: Any) -> None:
@@ -185,9 +188,9 @@ class SqlStore(Store):
     def _try(self, change: Change, work: Callable[[Change], T], deadline: Deadline) -> T:
         return self._connections.run(lambda cursor: work(change.over(cursor)), deadline)
 
-    def _asking(self, work: Callable[[Any], T]) -> T:
+    def _asking(self, work: Callable[[Any], T], deadline: Deadline | None = None) -> T:
         """Whatever breaks, a question may be asked again."""
-        deadline = self._connections.deadline()
+        deadline = deadline or self._connections.deadline()
         while True:
             try:
                 return self._connections.run(work, deadline)
