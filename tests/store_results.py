@@ -65,7 +65,7 @@ def gathered(reports: Iterable[Any]) -> Outcomes:
     found: Outcomes = {}
     for report in reports:
         place = _place(report.nodeid)
-        if place is None or (report.when != "call" and report.outcome == "passed"):
+        if place is None or not hasattr(report, "when") or (report.when != "call" and report.outcome == "passed"):
             continue
         store, scenario, test = place
         tests = found.setdefault(store, {}).setdefault(scenario, {})

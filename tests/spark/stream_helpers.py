@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import pxrs
 from pxrs.model import Range
@@ -121,6 +123,23 @@ class Query:
 
 def _pairs(rows: Any) -> tuple[list[int], list[int]]:
     return rows.column("partition").to_pylist(), rows.column("offset").to_pylist()
+
+
+TOO_SLOW = "Python worker failed to connect back"
+"""Spark gives a new source process ten seconds to start; where much else runs that is too little."""
+
+
+def begin(writer: DataStreamWriter, path: str | None = None) -> StreamingQuery:
+    """Start a query; once more if Spark had no patience with its source process."""
+    query = writer.start(path)
+    eventually(lambda: not _is_starting(query), "the query to start", 2 * DEADLINE)
+    if query.isActive or TOO_SLOW not in str(query.exception()):
+        return query
+    return begin(writer, path)
+
+
+def _is_starting(query: StreamingQuery) -> bool:
+    return query.isActive and "Initializing" in query.status["message"]
 
 
 def owners(queue: pxrs.Queue) -> list[str | None]:

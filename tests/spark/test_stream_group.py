@@ -163,13 +163,14 @@ def test_a_query_ends_when_its_member_was_put_out(queue: pxrs.Queue, start: Star
 
 
 def test_sigterm_leaves_the_group(queue: pxrs.Queue, start: Start) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     query = start()
     query.run()
     with pytest.raises(SystemExit):
         signal.raise_signal(signal.SIGTERM)
     query.reader.stop()
     assert owners(queue) == [None] * PARTITIONS
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # ---- restarts --------------------------------------------------------------------------------------------------------

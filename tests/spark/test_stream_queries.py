@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.sinks.sql_support import SqlPlace
 from tests.spark.helpers import EACH, PARTITIONS, messages, open_orders
-from tests.spark.stream_helpers import checkpoints, eventually, offsets_in, owners
+from tests.spark.stream_helpers import begin, checkpoints, eventually, offsets_in, owners
 
 import pxrs
 from pxrs.errors import BadSetting
@@ -54,7 +54,7 @@ def stream(spark: SparkSession, tmp_path: Path) -> Callable[..., DataFrame]:
 def run(frame: DataFrame, each: Callable[..., Any], checkpoint: Path, mode: str = "append") -> StreamingQuery:
     """Work off what is available now."""
     writer = frame.writeStream.outputMode(mode).foreachBatch(each).option("checkpointLocation", str(checkpoint))
-    query = writer.trigger(availableNow=True).start()
+    query = begin(writer.trigger(availableNow=True))
     assert query.awaitTermination(PATIENCE), "the query does not end"
     return query
 
@@ -75,7 +75,8 @@ def add(queue: pxrs.Queue, rows: int = 1) -> list[Row]:
 
 def to_files(frame: DataFrame, directory: Path) -> StreamingQuery:
     writer = frame.select("partition", "offset", "value").writeStream.format("parquet")
-    query = writer.option("checkpointLocation", f"{directory}/cp").trigger(availableNow=True).start(f"{directory}/out")
+    writer = writer.option("checkpointLocation", f"{directory}/cp").trigger(availableNow=True)
+    query = begin(writer, f"{directory}/out")
     assert query.awaitTermination(PATIENCE), "the query does not end"
     return query
 
@@ -111,7 +112,7 @@ def test_two_queries_share_a_group_and_one_takes_over(
 
         frame = stream(**GROUP, **{"pxrs.member.id": member})
         checkpoint = str(tmp_path / f"cp-{member}")
-        return frame.writeStream.foreachBatch(note).option("checkpointLocation", checkpoint).start()
+        return begin(frame.writeStream.foreachBatch(note).option("checkpointLocation", checkpoint))
 
     def all_done() -> bool:
         return checkpoints(queue) == list(queue.ends().values())

@@ -169,7 +169,8 @@ def _take_all(store: SqlStore, keys: list[str]) -> int:
 def test_b48_sixteen_processes_open_a_new_registry_at_once(server: SqlServer, place: str) -> None:
     context = multiprocessing.get_context("fork")
     start = context.Barrier(16)
-    children = [context.Process(target=_open_and_write, args=(server.url(place), start, at)) for at in range(16)]
+    url = server.url(place, options="timeout_ms=15000")
+    children = [context.Process(target=_open_and_write, args=(url, start, at)) for at in range(16)]
     for child in children:
         child.start()
     for child in children:

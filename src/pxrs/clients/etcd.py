@@ -120,34 +120,35 @@ class Client:
 
         Of the time that is left, a node gets one of so many parts.
         """
-        replies: list[Any] = [None] * len(requests)
+        replies: list[Any] = []
         todo, renewed = list(range(len(requests))), False
-        while todo:
+        while True:
             try:
                 node = self._proven(deadline)
                 if renewed:
                     self._authenticate(node.channel, deadline, anew=True)
             except Failed as failure:
-                return [failure if number in todo else reply for number, reply in enumerate(replies)]
-            wanted, seconds = [requests[number] for number in todo], self._left(deadline) / parts
-            for number, reply in zip(todo, node.channel.ask(verb, wanted, seconds, self._metadata()), strict=True):
-                replies[number] = reply
+                return [failure if number in todo else reply for number, reply in enumerate(replies or requests)]
+            wanted = [requests[number] for number in todo]
+            got = node.channel.ask(verb, wanted, self._left(deadline) / parts, self._metadata())
+            replies = _with(replies, todo, got)
+            if not any(isinstance(reply, Failed) for reply in got):
+                return replies
             todo = [number for number in todo if isinstance(replies[number], Failed)]
             if any(not _is_verdict(replies[number]) for number in todo):
                 self._gave_up(node)
             unsent = [number for number in todo if _is_unsent(replies[number])]
             stale = [number for number in todo if _is_stale(replies[number]) and not renewed]
-            renewed = bool(stale)
-            todo = unsent + stale if self._clock.monotonic() < deadline else []
-        return replies
+            todo, renewed = unsent + stale, bool(stale)
+            if not todo or self._clock.monotonic() >= deadline:
+                return replies
 
     # ---- nodes ---------------------------------------------------------------------------------------------------
 
     def _proven(self, deadline: float) -> _Node:
         """A node that answers; Failed when none does. Each gets a second chance: what fails may be a connection
         that broke while nobody used it."""
-        nodes = self._opened()
-        said = ""
+        nodes, said = self._nodes or self._opened(), ""
         for rest in range(2 * len(nodes), 0, -1):
             node = nodes[self._turn % len(nodes)]
             if node.proven:
@@ -278,6 +279,12 @@ class Client:
             self._nodes, self._watching = [], []
         for channel in channels:
             channel.close()
+
+
+def _with(replies: list[Any], places: list[int], got: list[Any]) -> list[Any]:
+    """The replies, with new ones in these places. The first time there are none, and every place gets one."""
+    new = dict(zip(places, got, strict=True))
+    return [new.get(place, reply) for place, reply in enumerate(replies)] if replies else got
 
 
 def _is_stale(reply: Any) -> bool:

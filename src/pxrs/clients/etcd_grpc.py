@@ -68,7 +68,8 @@ class Gate:
     """Where every call passes. A fork closes it, ends the streams, and waits until nobody is inside."""
 
     def __init__(self) -> None:
-        self._change = threading.Condition()
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self._inside = 0
         self._forking = False
         self._torn = ""
@@ -78,7 +79,7 @@ class Gate:
         self._streams: set[Any] = set()
 
     def __enter__(self) -> None:
-        with self._change:
+        with self._lock:
             if self._forking:
                 self._change.wait_for(lambda: not self._forking)
             if self._torn:
@@ -86,7 +87,7 @@ class Gate:
             self._inside += 1
 
     def __exit__(self, *error: object) -> None:
-        with self._change:
+        with self._lock:
             self._inside -= 1
             if self._forking:
                 self._change.notify_all()
@@ -95,7 +96,7 @@ class Gate:
     def streaming(self, start: Callable[[], Any]) -> Iterator[Any]:
         """A call that lasts. It is cancelled when the process forks, and can be started again at once."""
         with self:
-            with self._change:
+            with self._lock:
                 call = start()
                 self._streams.add(call)
                 if self._forking:
@@ -103,7 +104,7 @@ class Gate:
             try:
                 yield call
             finally:
-                with self._change:
+                with self._lock:
                     self._streams.discard(call)
                 call.cancel()
 
@@ -128,7 +129,8 @@ class Gate:
 
     def after_fork_in_child(self) -> None:
         _inherited.append(self._streams)
-        self._change = threading.Condition()
+        self._lock = threading.RLock()
+        self._change = threading.Condition(self._lock)
         self._forking, self._inside, self._streams = False, 0, set()
         self._torn = self._torn or self._tears
 

@@ -36,6 +36,7 @@ ENGINE_SECONDS = 60.0
 """How long a statement of the caller's own transactions may take."""
 _SHOWN_CHARACTERS = 300
 _LEAST_SECONDS = 0.001
+_FIRST_SECONDS = 2.0
 
 _DRIVERS = {
     "postgresql": "pxrs.clients.sql_postgres:PostgresDriver",
@@ -150,6 +151,7 @@ class Connections:
         self._lock = threading.Lock()
         self._idle: list[Any] = []  # cursors: each has its connection
         self._engine: Engine | None = None
+        self._connected = False
         _everywhere.add(self)
 
     def run(self, work: Callable[[Any], T], deadline: Deadline) -> T:
@@ -190,7 +192,7 @@ class Connections:
             if self._engine is None:
                 self._engine = create_engine(
                     f"{self.driver.dialect.name}+{self.driver.dialect.driver}://",
-                    creator=lambda: self._connect(ENGINE_SECONDS, autocommit=False),
+                    creator=lambda: self._connect(ENGINE_SECONDS, max(self.seconds, _FIRST_SECONDS), autocommit=False),
                     pool_pre_ping=True,
                 )
             return self._engine
@@ -231,7 +233,11 @@ class Connections:
             raise Closed(f"{self.address} was closed before this call")
 
     def _greeted(self, deadline: Deadline) -> Any:
-        connection = self._connect(max(min(deadline.left, self.seconds), _LEAST_SECONDS))
+        # Opening is not under a lease: a slow greeting of the first connection is no reason to fail.
+        most = self.seconds if self._connected else max(self.seconds, _FIRST_SECONDS)
+        connection = self._connect(self.seconds, max(min(deadline.left, most), _LEAST_SECONDS))
+        self._connected = True
+        self.driver.limit(connection, max(deadline.left, _LEAST_SECONDS))
         try:
             cursor = self.driver.cursor(connection)
             self._greet(cursor)
@@ -242,9 +248,10 @@ class Connections:
             raise
         return cursor
 
-    def _connect(self, seconds: float, autocommit: bool = True) -> Any:
+    def _connect(self, seconds: float, most: float, autocommit: bool = True) -> Any:
+        """A connection whose answers may take so many seconds, and which itself may take ``most``."""
         try:
-            return in_time(lambda: self.driver.connect(self.address, seconds, autocommit), seconds)
+            return in_time(lambda: self.driver.connect(self.address, seconds, autocommit), most)
         except TimeoutError as error:
             raise Unavailable(f"{self.address} does not answer: {error}") from None
         except self.driver.errors as error:

@@ -20,6 +20,7 @@ OURS = frozenset({*COMMON, "table", "look_ms"})
 # FOUND_ROWS: an UPDATE tells how many rows it found, not how many it changed.
 # MULTI_STATEMENTS: a whole batch is one request, with an answer for each statement.
 _FLAGS = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
+_GREETING_SECONDS = 2.0  # whoever connects gives up by itself
 _LOST = {1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031}
 _AGAIN = {1205, 1213, 1317, 1020, 1969, 3024}
 _SORTS = {
@@ -66,15 +67,16 @@ class MysqlDriver(Driver):
             "database": address.place or None,
             "charset": "utf8mb4",
             "ssl": address.tls_context(),
-            "connect_timeout": max(seconds, 0.1),
-            "read_timeout": seconds,
-            "write_timeout": seconds,
+            "connect_timeout": max(seconds, _GREETING_SECONDS),
+            "read_timeout": max(seconds, _GREETING_SECONDS),
+            "write_timeout": max(seconds, _GREETING_SECONDS),
         }
         try:
             connection = pymysql.connect(**{**wanted, **given}, autocommit=autocommit, client_flag=_FLAGS)
         except TypeError as error:
             raise BadUrl(f"{address}: {error}") from None
         _set_up(connection, seconds, autocommit)
+        self.limit(connection, seconds)
         return connection
 
     def limit(self, connection: Any, seconds: float) -> None:

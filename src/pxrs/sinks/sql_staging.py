@@ -142,9 +142,7 @@ class SqlStaging:
         epochs = json.dumps({str(part.partition): part.epoch for part in batch.ranges}).encode()
         whose = {"batch": batch.name, "log": batch.log, "grp": batch.group}
         for seq, chunk in enumerate(chunks):
-            connection.execute(
-                insert(self.staged).values(**whose, seq=seq, epochs=b"" if seq else epochs, data=_packed(chunk))
-            )
+            connection.execute(insert(self.staged).values(**whose, seq=seq, epochs=epochs, data=_packed(chunk)))
 
     def hold(self, connection: Connection, batch: str) -> list[int]:
         """Lock what is staged for a batch, and say how it is numbered. Nothing: it was published, or removed."""

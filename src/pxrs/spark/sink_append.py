@@ -49,7 +49,7 @@ def append_decided(
         _append(log, settings, ledger, sequence, decision, is_new)
     except FileNotFoundError as error:
         if ledger.holds(sequence):
-            raise Damaged(f"{error.filename} is gone, and was to be stored") from error
+            raise Damaged(f"a file that is to be stored is gone: {error}") from error
 
 
 def _append(log: Log, settings: Settings, ledger: Ledger, sequence: int, decision: Decision, is_new: bool) -> None:

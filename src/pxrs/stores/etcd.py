@@ -18,7 +18,7 @@ from pxrs.errors import Closed, Damaged, NewerFormat, PxrsError, Refused
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, done, unknown
 from pxrs.stores.etcd_leases import NONE, Leases
-from pxrs.stores.etcd_swaps import MAX_OPERATIONS, Transaction, Wish, bare, read_request, waves
+from pxrs.stores.etcd_swaps import MAX_OPERATIONS, Transaction, Wish, bare, compare, read_request, waves
 
 FORMAT = 1
 DEFAULT_PORT = 2379
@@ -55,10 +55,9 @@ class EtcdStore(Store):
 
     def _prepare(self) -> None:
         """Write the version of the format down, or refuse one that is newer."""
-        kind = messages.Compare
-        absent = kind(key=self._format, target=kind.MOD, result=kind.EQUAL, mod_revision=ABSENT)
         put = messages.PutRequest(key=self._format, value=b"%d" % FORMAT)
         get = messages.RequestOp(request_range=messages.RangeRequest(key=self._format))
+        absent = compare(self._format, ABSENT)
         request = messages.TxnRequest(compare=[absent], success=[messages.RequestOp(request_put=put)], failure=[get])
         [answer] = self._client.ask("Txn", [request])  # may be sent twice: it writes only where there is nothing
         if answer.succeeded:
@@ -137,14 +136,17 @@ class EtcdStore(Store):
     def _wishes(self, swaps: Sequence[Swap]) -> tuple[list[Wish], dict[bytes, int], float]:
         """Also the times to live that are asked for, by key, and when their leases were renewed."""
         keys = [self._key(swap.key) for swap in swaps]
-        pairs = list(zip(keys, swaps, strict=True))
-        wanted = {key: swap.ttl_ms for key, swap in pairs if swap.ttl_ms is not None and swap.value is not None}
+        wanted = {
+            key: swap.ttl_ms
+            for key, swap in zip(keys, swaps, strict=True)
+            if swap.ttl_ms is not None and swap.value is not None
+        }
         begun = self._clock.monotonic()
         leases = self._leases.renew(wanted)
         self._leases.forget(key for key in keys if key not in wanted)
         wishes = [
-            Wish(place, key, swap, leases[key] if swap.ttl_ms is not None and key in leases else NONE)
-            for place, (key, swap) in enumerate(pairs)
+            Wish(place, keys[place], swap, NONE if swap.ttl_ms is None else leases.get(keys[place], NONE))
+            for place, swap in enumerate(swaps)
         ]
         return wishes, wanted, begun
 

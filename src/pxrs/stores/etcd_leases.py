@@ -62,9 +62,10 @@ class Leases:
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """Keep the leases of these rows alive no longer: they are deleted, or shall stay for good."""
-        with self._lock:
-            for key in keys if self._held else ():
-                self._held.pop(key, None)
+        if self._held:
+            with self._lock:
+                for key in keys:
+                    self._held.pop(key, None)
 
     def _keep_alive(self, held: Mapping[bytes, _Lease]) -> dict[bytes, _Lease]:
         """Those that still live."""

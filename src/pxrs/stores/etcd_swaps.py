@@ -2,12 +2,12 @@
 
 A transaction compares the revisions of all its rows. If one differs, nothing is written, and the answer shows the
 revision of each: rows that differ are conflicts, and the others are tried again without them. Each row ends in twelve
-random letters, the same for all rows of a transaction: by them a write is recognised whose answer was lost.
+random characters, the same for all rows of a transaction: by them a write is recognised whose answer was lost.
 """
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ MAX_OPERATIONS = 128
 """What etcd takes in one transaction, unless it is told otherwise (--max-txn-ops)."""
 MAX_BYTES = 1_048_576
 """How large the values of one transaction may get: etcd refuses a request of 1.5 MiB (--max-request-bytes)."""
-_NONCE_BYTES = 9
 NONCE_LENGTH = 12
+_MOD: int = messages.Compare.MOD
 
 
 class Wish(NamedTuple):
@@ -36,13 +36,13 @@ class Transaction:
 
     def __init__(self, wishes: Sequence[Wish]) -> None:
         self.wishes = wishes
-        self._nonce = secrets.token_urlsafe(_NONCE_BYTES).encode()
+        self._nonce = os.urandom(NONCE_LENGTH // 2).hex().encode()
 
     def request(self, ask_revisions: bool) -> Any:
         """With ``ask_revisions`` an answer that refuses one of several rows says what stands there."""
         asked = self.wishes if ask_revisions and len(self.wishes) > 1 else ()
         return messages.TxnRequest(
-            compare=[_compare(wish.key, wish.swap.expect) for wish in self.wishes],
+            compare=[compare(wish.key, wish.swap.expect) for wish in self.wishes],
             success=[operation for wish in self.wishes if (operation := self._operation(wish)) is not None],
             failure=[_get(wish.key, keys_only=True) for wish in asked],
         )
@@ -89,9 +89,8 @@ def bare(value: bytes) -> bytes:
     return value[:-NONCE_LENGTH]
 
 
-def _compare(key: bytes, expect: int) -> Any:
-    kind = messages.Compare
-    return kind(key=key, target=kind.MOD, result=kind.EQUAL, mod_revision=expect)
+def compare(key: bytes, expect: int) -> Any:
+    return messages.Compare(key=key, target=_MOD, mod_revision=expect)  # equal, if nothing else is said
 
 
 def _get(key: bytes, keys_only: bool = False) -> Any:
@@ -109,6 +108,8 @@ def waves(wishes: Sequence[Wish]) -> list[list[Transaction]]:
     The last transaction goes alone: it may hold a ring of the bell, which must not be heard before the rest is done.
     Where a key comes twice, each transaction goes alone.
     """
+    if len(wishes) == 1:
+        return [[Transaction(wishes)]]
     parts = [Transaction(part) for part in _parts(wishes)]
     if len({wish.key for wish in wishes}) < len(wishes):
         return [[part] for part in parts]
