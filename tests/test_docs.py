@@ -31,7 +31,8 @@ SPARK = ROOT / "docs" / "spark.md"
 DIRECTORIES = ROOT / "docs" / "directories.md"
 SEALED = ROOT / "docs" / "reading-sealed.md"
 SEALED_SPARK = ROOT / "docs" / "sealed" / "spark.md"
-RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK)
+VIRTUAL = ROOT / "docs" / "virtual-partitions.md"
+RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL)
 NOT_RUN = "# not run"
 
 pytestmark = pytest.mark.timeout(60)
@@ -205,6 +206,14 @@ def test_a_page_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_the_page_about_sealed_segments_in_spark_does_what_it_says(tmp_path: Path) -> None:
     run_in_another_process("t.run_blocks(t.SEALED_SPARK)", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.xdist_group("spark-docs")
+@pytest.mark.timeout(600)
+def test_the_page_about_virtual_partitions_does_and_prints_what_it_says(tmp_path: Path) -> None:
+    run_in_another_process("t.run_page(t.VIRTUAL, {})", tmp_path)
 
 
 LEAN = {"B C D": "B C", "in C D": "in C", "== 4 and": "== 3 and"}

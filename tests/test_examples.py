@@ -37,8 +37,12 @@ pyarrow reads 1999 orders of 3 days, worth 499,750.00
 2000 of 3000 clicks were made by people, for 20 accounts
 acct-0 has 100
 """,
+    "route_stream.py": r"""
+599 events in 8 partitions
+599 events were handled, of 20 accounts, 599 different ones
+""",
 }
-ON_SPARK = {"etl_to_parquet.py", "count_per_account.py"}
+ON_SPARK = {"etl_to_parquet.py", "count_per_account.py", "route_stream.py"}
 
 
 def run(name: str, *arguments: str) -> str:
