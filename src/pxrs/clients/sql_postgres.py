@@ -21,7 +21,7 @@ OURS = frozenset({*COMMON, "table", "look_ms"})
 _LOOK_SECONDS = 0.1  # how often a wait lets Python handle signals
 _AGAIN = {"40001", "40P01", "55P03", "57014"}
 _DENIALS = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist")
-_GONE = ("08", "57P")  # connections that end: shut down, crashed, dropped, idle for too long
+_GONE = ("25P03", "25P04", "08", "57P")  # connections that end: shut down, crashed, dropped, idle for too long
 _SORTS = {
     "23505": Sort.DUPLICATE,
     "42P01": Sort.NO_TABLE,

@@ -26,6 +26,7 @@ from pxrs.model import (
 from pxrs.rules import ownership, rebalance, rows
 from pxrs.rules.targets import Target
 from pxrs.runtime.bell import Bell
+from pxrs.runtime.joined import change_within
 from pxrs.runtime.keys import Keys
 from pxrs.runtime.recorded import check_recorded
 from pxrs.runtime.rows import Held, Rows, Rule
@@ -308,23 +309,14 @@ class Registry:
             if transaction is None:
                 self._partitions.change_all(rules)
             else:
-                self._change_within(transaction, rules, note)
+                change_within(transaction, self._partitions, rules, note)
         except Fenced:
             if not self._has_landed(note, list(rules)):
                 raise
 
-    def _change_within(self, transaction: Transaction, rules: Mapping[str, Rule[Partition]], note: str | None) -> None:
-        """Output and rows land by one commit; those of an earlier try, whose answer was lost, must not land twice."""
-        try:
-            if not self._has_landed(note, list(rules), transaction.store):
-                self._partitions.over(transaction.store).change_all(rules)
-                transaction.commit()
-        finally:
-            transaction.rollback()
-
-    def _has_landed(self, note: str | None, keys: list[str], store: Store | None = None) -> bool:
+    def _has_landed(self, note: str | None, keys: list[str]) -> bool:
         """Whether one of the rows bears the note of this very commit."""
-        found = self._partitions.over(store or self.store).read(keys).values()
+        found = self._partitions.read(keys).values()
         return bool(note) and any(held.row is not None and held.row.note == note for held in found)
 
     def _advances(
