@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import pytest
 
 import pxrs
-from pxrs.spark import columns, options
+from pxrs.spark import columns, options, sink_options
 from pxrs.testing.conformance import promises, run_suite
 from pxrs.testing.planted import BUGS
 
@@ -32,7 +32,8 @@ DIRECTORIES = ROOT / "docs" / "directories.md"
 SEALED = ROOT / "docs" / "reading-sealed.md"
 SEALED_SPARK = ROOT / "docs" / "sealed" / "spark.md"
 VIRTUAL = ROOT / "docs" / "virtual-partitions.md"
-RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL)
+STREAMING = ROOT / "docs" / "streaming.md"
+RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL, STREAMING)
 NOT_RUN = "# not run"
 
 pytestmark = pytest.mark.timeout(60)
@@ -216,6 +217,14 @@ def test_the_page_about_virtual_partitions_does_and_prints_what_it_says(tmp_path
     run_in_another_process("t.run_page(t.VIRTUAL, {})", tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.xdist_group("spark-docs")
+@pytest.mark.timeout(600)
+def test_the_page_about_streaming_does_what_it_says(tmp_path: Path) -> None:
+    run_in_another_process("t.run_page(t.STREAMING, {})", tmp_path)
+
+
 LEAN = {"B C D": "B C", "in C D": "in C", "== 4 and": "== 3 and"}
 """Two more Spark applications instead of three, which the page admits."""
 
@@ -281,8 +290,13 @@ def test_named_files_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_named_modules_and_objects_exist(path: Path) -> None:
-    named = set(re.findall(r"`(pxrs(?:\.\w+)+)`", text_of(path))) - metadata_keys() - set(options._KNOWN)
+    named = set(re.findall(r"`(pxrs(?:\.\w+)+)`", text_of(path))) - metadata_keys() - option_names()
     assert [name for name in sorted(named) if not _resolves(name)] == []
+
+
+def option_names() -> set[str]:
+    """Names that look like modules and are options of reads, streams and writes."""
+    return {*options._KNOWN, *options._STREAM, *sink_options._KNOWN, *sink_options._BATCH_ONLY, *sink_options._SETTINGS}
 
 
 def metadata_keys() -> set[str]:

@@ -85,7 +85,7 @@ def test_a_task_gets_its_own_slices_only(queue: pxrs.Queue, tmp_path: Path) -> N
 
 ALLOWED = {
     "pxrs", "pxrs.errors", "pxrs.model", "pxrs.settings", "pxrs.logs", "pxrs.logs.base", "pxrs.logs.pieces",
-    "pxrs.logs.records", "pxrs.logs.segment", "pxrs.spark", "pxrs.spark.columns", "pxrs.spark.plan",
+    "pxrs.logs.layout", "pxrs.logs.records", "pxrs.logs.segment", "pxrs.spark", "pxrs.spark.columns", "pxrs.spark.plan",
     "pxrs.spark.reading", "pxrs.spark.source",
 }  # fmt: skip
 HEAVY = {"typer", "yaml", "prometheus_client", "sqlite3", "rich", "pydantic", "sqlalchemy"}

@@ -15,6 +15,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from pxrs.spark.java import find_java
+from pxrs.spark.streaming_state import watch_for_state
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,9 @@ def session(
         os.environ.setdefault(variable, sys.executable)
     settings = _settings(name, asked, _preset())
     with _launching(settings):
-        return SparkSession.builder.config(map={**settings}).getOrCreate()
+        spark: SparkSession = SparkSession.builder.config(map={**settings}).getOrCreate()
+    watch_for_state(spark)
+    return spark
 
 
 def _asked(master: str | None, ui: bool, memory: str, config: Mapping[str, object]) -> dict[str, str]:

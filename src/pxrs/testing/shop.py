@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -135,8 +136,9 @@ class Shop:
 
     def _is_settled(self, names: set[str]) -> bool:
         view = self.queue.group(GROUP).describe()
-        owners = {line.owner for line in view}
-        return owners == names and {m.member for m in view.members} == names and view.total_lag == 0
+        shares = Counter(line.owner for line in view)
+        fair = shares.keys() == names and max(shares.values()) - min(shares.values()) <= 1
+        return fair and {m.member for m in view.members} == names and view.total_lag == 0
 
     def await_refused(self, *names: str) -> None:
         """Until these members have ended, because the registry is not what it was."""
