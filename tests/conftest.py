@@ -30,10 +30,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     reports = [report for found in reporter.stats.values() for report in found if hasattr(report, "nodeid")]
     found = session.config.stash[_FOUND] = store_results.gathered(reports)
-    if store_results.is_full(session.config):
-        store_results.record(found)
-        if store_results.missing(found) and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    store_results.record(found)
+    is_full = store_results.is_full(session.config)
+    if is_full and store_results.missing(found) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
 """What became of every store in every scenario: gathered from the tests' reports, shown at the end of a run.
 
-``PXRS_RECORD=1 make test`` writes it down beside the documents, where docs/generate.py makes a page of it.
+``PXRS_RECORD=1`` writes it down beside the documents, where docs/generate.py makes a page of it.
 """
 
 from __future__ import annotations
@@ -123,5 +123,6 @@ def is_full(config: pytest.Config) -> bool:
 
 
 def record(found: Outcomes) -> None:
-    if os.environ.get("PXRS_RECORD"):
+    """Write them down, if that is asked for and nothing is missing."""
+    if os.environ.get("PXRS_RECORD") and not missing(found):
         RECORD.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")

@@ -54,7 +54,7 @@ def staged(writer: StreamWriter, place: Place, task: int, rows: Sequence[tuple[s
 
 def driver(url: str, splits: int, is_turned: bool, batches: Sequence[int], end: int = 0) -> None:
     """One driver: the tasks of some batches, each with its commit; killed at a step of the last commit."""
-    sink_append.SHIPMENT_BYTES = 900  # several shipments
+    sink_append.SHIPMENT_BYTES = 300  # several shipments
     options = {"path": url, "partitions": str(PARTITIONS), "pxrs.segment.bytes": "2000"}
     for batch in batches:
         writer = stream_writer(options, SCHEMA, False)  # as Spark does: a new one for each batch

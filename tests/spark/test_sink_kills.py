@@ -16,13 +16,17 @@ from tests.spark.sink_helpers import left_behind, texts_of
 from tests.spark.sink_kills import QUERY, ROWS, SCHEMA, messages, rows_of, staged
 
 import pxrs
-from pxrs.errors import Damaged, Refused, Unavailable
+from pxrs.errors import BadSetting, Damaged, Refused, Unavailable
 from pxrs.runtime.appending import append_patiently
 from pxrs.spark import sink_append, sink_ledger
 from pxrs.spark.sink import batch_writer, stream_writer
 from pxrs.spark.sink_ledger import Decision, Ledger
 from pxrs.spark.sink_places import Place
 from pxrs.spark.sink_writers import StreamWriter
+from pxrs.testing.servers import nats
+from pxrs.testing.servers.nats import NatsServer
+
+nats_server = nats.nats_server
 
 CAMPAIGN = (
     "import sys; from tests.spark.sink_kills import campaign; import json; print(json.dumps(campaign(sys.argv[1])))"
@@ -92,7 +96,7 @@ def test_b73_two_commits_at_a_time_store_a_batch_once(
     queue: pxrs.Queue, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The death of a driver does not stop a commit that is under way, and the next driver repeats it."""
-    monkeypatch.setattr(sink_append, "SHIPMENT_BYTES", 900)
+    monkeypatch.setattr(sink_append, "SHIPMENT_BYTES", 300)
     tries = [messages(writer, 0, splits, is_turned) for splits, is_turned in ((2, False), (3, True), (4, True))]
     errors: list[BaseException] = []
 
@@ -154,7 +158,7 @@ def test_an_aborted_batch_leaves_nothing(queue: pxrs.Queue, writer: StreamWriter
 def test_a_commit_that_fails_half_way_is_not_thrown_away_by_its_abort(
     queue: pxrs.Queue, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_append, "SHIPMENT_BYTES", 900)
+    monkeypatch.setattr(sink_append, "SHIPMENT_BYTES", 300)
     reports, calls = messages(writer, 0, 2, False), 0
 
     def fail_later(*args: Any) -> Any:
@@ -222,3 +226,19 @@ def test_a_task_that_writes_loads_logs_and_rules_only() -> None:
     loaded = run_fresh(LOADED)
     assert "pxrs.spark.sink_rows" in loaded
     assert [name for name in loaded if name.startswith(HEAVY)] == []
+
+
+# ---- a log that is not in files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_a_log_elsewhere_needs_a_directory_to_wait_in(nats_server: NatsServer, tmp_path: Path) -> None:
+    url = f"nats://{nats_server.address}/sink-orders"
+    options = {"path": url, "partitions": "3"}
+    with pytest.raises(BadSetting, match=r"has no directory: set option 'pxrs.staging'"):
+        stream_writer(options, SCHEMA, False)
+    writer = stream_writer({**options, "pxrs.staging": str(tmp_path)}, SCHEMA, False)
+    for splits, is_turned in ((2, False), (3, True)):
+        writer.commit(messages(writer, 0, splits, is_turned), 0)
+    with pxrs.open(log=url, registry=f"sqlite:{tmp_path}/registry.db") as queue:
+        assert texts_of(queue) == wanted(0)

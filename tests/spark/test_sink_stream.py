@@ -95,7 +95,7 @@ from pathlib import Path
 from pxrs.runtime import appending
 from pxrs.spark import sink_append, sink_writers
 
-sink_append.SHIPMENT_BYTES = 1_500
+sink_append.SHIPMENT_BYTES = 300
 moment = os.environ.get("KILL_AT", "")
 
 def kill_driver():

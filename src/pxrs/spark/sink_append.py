@@ -7,7 +7,9 @@ batches under the same stamps.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -26,90 +28,123 @@ from pxrs.spark.sink_ledger import Decision, Ledger
 SHIPMENT_BYTES = 16 << 20
 """So much is appended at a time; it must not change: a shipment that is appended again is known by its number."""
 _MAX_SHIPMENTS = 1 << 20
+_LANES, _LANE_BYTES = 4, 1 << 20
+"""A large shipment is appended by several threads, each with partitions of its own: one core cannot keep up."""
 _LOOK_ROWS = 65_536
 _ID = ENTRY_SCHEMA.field("id").type
+_TWO_WORDS = struct.Struct(">QQ")
+
+
+class Part(NamedTuple):
+    """Rows of one partition as they stand in a file, ``first`` rows behind its start."""
+
+    rows: pa.RecordBatch
+    file: int
+    first: int
+
+    @property
+    def mark(self) -> bytes:
+        """The id of the first row."""
+        return _TWO_WORDS.pack(self.file, self.first)
 
 
 class Shipment(NamedTuple):
-    """One batch for each of some partitions."""
+    """What is appended together to some partitions."""
 
     number: int
-    batches: dict[int, pa.RecordBatch]
+    parts: dict[int, list[Part]]
+
+    @property
+    def size(self) -> int:
+        return sum(part.rows.nbytes for parts in self.parts.values() for part in parts)
 
     def marks(self) -> dict[int, bytes]:
-        """The id of the first row for each partition. Rows are appended together, so where one stands all do."""
-        return {partition: rows.column("id")[0].as_py() for partition, rows in self.batches.items()}
+        """For each partition the id of the first row. Rows are appended together, so where one stands all do."""
+        return {partition: parts[0].mark for partition, parts in self.parts.items()}
+
+    def batch(self, partition: int, time_us: int) -> pa.RecordBatch:
+        batches = [_with_the_rest(part, time_us) for part in self.parts[partition]]
+        return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def append_decided(
     log: Log, settings: Settings, ledger: Ledger, sequence: int, decision: Decision, is_new: bool
 ) -> None:
     """Append what was decided for a number, all that is not stored yet. If it is new, nothing can be."""
+    folder = ledger.place(sequence).staged
+
+    def append(shipment: Shipment, partitions: list[int]) -> None:
+        stamp = Stamp(f"spark-{os.path.basename(ledger.folder)}", sequence * _MAX_SHIPMENTS + shipment.number)
+        rows = {partition: shipment.batch(partition, decision.time_us) for partition in partitions}
+        append_patiently(log, rows, dict.fromkeys(rows, stamp), settings, SystemClock())
+
     try:
-        _append(log, settings, ledger, sequence, decision, is_new)
+        stored = set() if is_new else _stored(log, decision, folder)
+        _append_all(shipments(decision, folder), stored, append, lambda: ledger.holds(sequence))
     except FileNotFoundError as error:
         if ledger.holds(sequence):
             raise Damaged(f"a file that is to be stored is gone: {error}") from error
 
 
-def _append(log: Log, settings: Settings, ledger: Ledger, sequence: int, decision: Decision, is_new: bool) -> None:
-    folder = ledger.place(sequence).staged
-    stored = set() if is_new else _stored(log, decision, folder)
-    for shipment in shipments(decision, folder):
-        marks = shipment.marks()
-        rows = {p: batch for p, batch in shipment.batches.items() if marks[p] not in stored}
-        if not ledger.holds(sequence):  # who slept here must not append what the log no longer remembers
-            return
-        if rows:
-            stamp = Stamp(f"spark-{os.path.basename(ledger.folder)}", sequence * _MAX_SHIPMENTS + shipment.number)
-            append_patiently(log, rows, dict.fromkeys(rows, stamp), settings, SystemClock())
+def _append_all(
+    found: Iterator[Shipment],
+    stored: set[bytes],
+    append: Callable[[Shipment, list[int]], None],
+    holds: Callable[[], bool],
+) -> None:
+    with ThreadPoolExecutor(_LANES, thread_name_prefix="pxrs-append") as threads:
+        for shipment in found:
+            missing = [partition for partition, mark in shipment.marks().items() if mark not in stored]
+            if not holds():  # who slept here must not append what the log no longer remembers
+                return
+            lanes = _LANES if shipment.size >= _LANE_BYTES else 1
+            shares = [share for lane in range(lanes) if (share := missing[lane::lanes])]
+            for done in [threads.submit(append, shipment, share) for share in shares]:
+                done.result()
 
 
 def shipments(decision: Decision, folder: str) -> Iterator[Shipment]:
     """The rows of these files in the order of their tasks, small batches of a partition put together."""
-    waiting: dict[int, list[pa.RecordBatch]] = {}
+    waiting: dict[int, list[Part]] = {}
     size = number = 0
-    for partition, rows in _entries(decision, folder):
-        waiting.setdefault(partition, []).append(rows)
-        size += rows.nbytes
+    for partition, part in _parts(decision, folder):
+        waiting.setdefault(partition, []).append(part)
+        size += part.rows.nbytes
         if size >= SHIPMENT_BYTES:
-            yield Shipment(number, {p: _joined(batches) for p, batches in waiting.items()})
+            yield Shipment(number, waiting)
             waiting, size, number = {}, 0, number + 1
     if waiting:
-        yield Shipment(number, {p: _joined(batches) for p, batches in waiting.items()})
+        yield Shipment(number, waiting)
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-
-
-def _entries(decision: Decision, folder: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _parts(decision: Decision, folder: str) -> Iterator[tuple[int, Part]]:
     for name in decision.files:
-        path, first = os.path.join(folder, name), 0
+        path, first, file_id = os.path.join(folder, name), 0, xxhash.xxh3_64_intdigest(name.encode())
         try:
             with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
                 for rows, about in reader.iter_batches_with_custom_metadata():
-                    yield int(about[b"partition"]), _with_the_rest(rows, name, first, decision.time_us)
+                    yield int(about[b"partition"]), Part(rows, file_id, first)
                     first += rows.num_rows
         except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
             raise Damaged(f"{path}, which is to be stored, cannot be read: {error}") from error
 
 
-def _with_the_rest(rows: pa.RecordBatch, file: str, first: int, time_us: int) -> pa.RecordBatch:
+def _with_the_rest(part: Part, time_us: int) -> pa.RecordBatch:
     """The rows as the log takes them: what was not given is added here, the same each time."""
-    count, now = rows.num_rows, pa.scalar(time_us, TIMESTAMP)
-    columns: dict[str, pa.Array] = {name: rows.column(name) for name in rows.schema.names}
-    columns["id"] = _ids(file, first, count)
+    count, now = part.rows.num_rows, pa.scalar(time_us, TIMESTAMP)
+    columns: dict[str, pa.Array] = {name: part.rows.column(name) for name in part.rows.schema.names}
+    columns["id"] = _ids(part)
     columns["timestamp"] = columns["timestamp"].fill_null(now) if "timestamp" in columns else pa.repeat(now, count)
     arrays = [columns[field.name] if field.name in columns else nulls(count, field.type) for field in ENTRY_SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
 
 
-def _ids(file: str, first: int, count: int) -> pa.Array:
+def _ids(part: Part) -> pa.Array:
     """The file, whose name is random, and the number of the row in it."""
+    count = part.rows.num_rows
     ids = np.empty((count, 2), ">u8")
-    ids[:, 0] = xxhash.xxh3_64_intdigest(file.encode())
-    ids[:, 1] = np.arange(first, first + count)
+    ids[:, 0] = part.file
+    ids[:, 1] = np.arange(part.first, part.first + count)
     return pa.FixedSizeBinaryArray.from_buffers(_ID, count, [None, pa.py_buffer(ids)])
 
 
