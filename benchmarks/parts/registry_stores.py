@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pxrs.testing.servers.etcd import EtcdServer
-
 from pxrs.testing.servers.mariadb import MariadbServer
 from pxrs.testing.servers.nats import NatsServer
 from pxrs.testing.servers.postgres import PostgresServer
