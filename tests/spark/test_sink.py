@@ -210,7 +210,7 @@ def test_a_frame_that_was_routed_for_another_queue_is_refused(spark: SparkSessio
 
 
 def failing(spark: SparkSession) -> dict[str, DataFrame]:
-    good = numbers(spark, 500, tasks=2)
+    good = numbers(spark, 500, tasks=1)  # a second task may still write when the first has failed: that is swept later
     return {
         "DIVIDE_BY_ZERO": good.selectExpr("key", "string(1 / (value - 450)) AS value"),
         "column 'value' holds a null": good.selectExpr("key", "if(value = '450', null, value) AS value"),
