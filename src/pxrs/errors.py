@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 
-_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<user>[^@/?#:\s]*):[^?#\s]*@")
+_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<user>[^@/?#:\s]*):[^\s]*@")
 _SECRETS = re.compile(r"(?P<name>[?&](?:password|token|secret)=)[^&#\s'\"]*")
 
 

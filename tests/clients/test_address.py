@@ -31,6 +31,8 @@ def test_without_a_host_it_is_this_machine() -> None:
         ("redis://h:port/0", "'h:port' is no host and port"),
         ("redis://h:70000", "no host and port"),
         ("redis://h?prefx=a", "no option 'prefx'; there are ca, cert"),
+        ("redis://me:12/ab@h", r"me:\*\*\*@h.*'@' behind the hosts.*%2F"),
+        ("redis://me:pa?ss@h", r"me:\*\*\*@h.*'@' behind the hosts"),
     ],
 )
 def test_what_is_wrong_is_named(url: str, said: str) -> None:
@@ -65,7 +67,8 @@ def test_a_password_is_never_shown() -> None:
     found = parse("redis://me:hush@h/0", 1)
     assert "hush" not in repr(found) + str(found)
     for text in ("redis://me:hush@h/0", "cannot reach postgresql://me:hu@sh@h:1/db?x=1 today", "nats://:hush@h",
-                 "mysql://h/db?user=a&password=hush&x=1"):  # fmt: skip
+                 "mysql://h/db?user=a&password=hush&x=1", "redis://me:hu#sh@h/0", "redis://me:hu?sh@h",
+                 "nats://me:hu/sh@h/q"):  # fmt: skip
         shown = masked(text)
         assert "hu" not in shown and "***" in shown
     assert masked("file:./orders?x=1 etcd://h1:1,h2:2/p") == "file:./orders?x=1 etcd://h1:1,h2:2/p"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from pxrs.errors import WentBack
-from pxrs.model import Group, Partition
+from pxrs.model import Group, MemberRow, Partition
 from pxrs.runtime.seen import Seen
+from pxrs.stores.base import Outcome, Swap
+from pxrs.stores.memory import MemoryStore
+from pxrs.testing.promises_of_ownership import registry_over
 
 GROUP = Group(8, "xxh64-spark", "pmod", generation=3, leader_epoch=5, born="first")
 
@@ -39,6 +43,23 @@ def test_b59_a_group_made_anew_after_a_wipe_is_another_one() -> None:
     seen.group(replace(GROUP, generation=4))
     with pytest.raises(WentBack, match="made anew"):
         seen.group(replace(GROUP, generation=9, born="second"))
+
+
+def test_that_a_member_was_put_out_does_not_expire() -> None:
+    written: list[Swap] = []
+
+    class Watched(MemoryStore):
+        """Remembers what is written."""
+
+        def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+            written.extend(swaps)
+            return super().swap_each(swaps)
+
+    registry = registry_over(Watched())
+    registry.register(MemberRow("A", "life-1", lease_ms=1_000, grace_ms=5_000))
+    registry.evict("A", "tombstone")
+    of_members = [swap.ttl_ms for swap in written if "/member/" in swap.key]
+    assert of_members == [6_000, None]
 
 
 def test_a_group_without_a_name_of_its_birth_is_no_other_one() -> None:

@@ -115,11 +115,16 @@ def test_credentials_from_files_and_from_the_environment(
     second.close()
 
 
-def test_the_first_of_several_hosts_that_answers_is_used(server: SqlServer, place: str) -> None:
+def test_of_several_hosts_the_one_that_takes_writes_is_used(postgres_server: PostgresServer, place: str) -> None:
     [nobody] = free_ports(1)
-    store = opened(server.url(place, f"127.0.0.1:{nobody},{server.address}", OPTIONS))
+    store = opened(postgres_server.url(place, f"127.0.0.1:{nobody},{postgres_server.address}", OPTIONS))
     put(store, "a", b"x")
     store.close()
+
+
+def test_several_hosts_are_refused_where_a_replica_could_answer(mariadb_server: MariadbServer, place: str) -> None:
+    with pytest.raises(BadUrl, match="name one host"):
+        opened(mariadb_server.url(place, f"127.0.0.1:1,{mariadb_server.address}", OPTIONS))
 
 
 # ---- TLS ------------------------------------------------------------------------------------------------------------

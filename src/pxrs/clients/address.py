@@ -111,6 +111,10 @@ def parse(url: str, default_port: int, known: Collection[str] = (), any_option: 
     authority, _, place = rest.partition("/")
     who, _, hosts = authority.rpartition("@")
     user, _, password = who.partition(":")
+    if "@" in place or "@" in query:
+        raise BadUrl(
+            f"{masked(url)!r}: '@' behind the hosts. Write '/', '?', '#' and '@' in a password as %2F %3F %23 %40"
+        )
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(name for name in options if name not in COMMON and name not in known)
     if unknown and not any_option:

@@ -89,7 +89,7 @@ class Gate:
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._inside -= 1
-            if self._forking:
+            if not self._inside:  # whoever forks waits for this, and may not have the lock back yet
                 self._change.notify_all()
 
     @contextmanager

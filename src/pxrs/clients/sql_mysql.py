@@ -48,13 +48,11 @@ class MysqlDriver(Driver):
 
     def connect(self, address: Address, seconds: float, autocommit: bool = True) -> Any:
         given = {name: _typed(value) for name, value in address.options.items() if name not in OURS}
-        for number, (host, port) in enumerate(address.hosts, start=1):
-            try:
-                return self._connect_to(address, host, port, seconds, autocommit, given)
-            except pymysql.OperationalError as error:
-                if number == len(address.hosts) or self.sort_of(error) is not Sort.LOST:
-                    raise
-        raise AssertionError("an address has at least one host")
+        if len(address.hosts) > 1:
+            # A replica would answer too, and take writes that the primary never sees: two owners for each partition.
+            raise BadUrl(f"{address}: name one host; MySQL does not tell a primary from a replica that is behind")
+        [(host, port)] = address.hosts
+        return self._connect_to(address, host, port, seconds, autocommit, given)
 
     def _connect_to(
         self, address: Address, host: str, port: int, seconds: float, autocommit: bool, given: dict[str, Any]

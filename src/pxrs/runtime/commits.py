@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple
 
 from pxrs.errors import BadCheckpoint, Closed, Fenced, PxrsError, WentBack
@@ -110,8 +111,10 @@ class Commits:
     def close(self) -> None:
         """Nobody will carry out what is handed in from now on: say so to those who wait."""
         self._closed = True
-        while self._submitted:
-            self._submitted.popleft().outcome.set_exception(Closed("this member has ended; nothing more is committed"))
+        with suppress(IndexError):  # two threads may do this at a time
+            while True:
+                submitted = self._submitted.popleft()
+                submitted.outcome.set_exception(Closed("this member has ended; nothing more is committed"))
 
     def _carry_out(self, asked: Submitted, now: float) -> Changed:
         if not asked.together:

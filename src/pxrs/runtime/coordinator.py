@@ -128,6 +128,8 @@ class Coordinator:
         live = rebalance.eligible(members.values(), dead)
         lives = frozenset((m.id, m.inc) for m in members.values())
         target = self._registry.target(group.target) if group.target else None
+        if group.target and target is None and self._registry.group().target != group.target:
+            return True  # the row is an old one: to plan on it would move partitions for nothing
         if live and (live != group.members or target is None):
             reason = rebalance.explain(group.members, live, members, dead)
             changed = self._publish(group, lead, live, reason, now, target)

@@ -269,6 +269,7 @@ class Member:
     def _claim(self, numbers: list[int], rows: Mapping[int, Held[Partition]], now: float) -> None:
         if not numbers or self._clock.monotonic() >= self._pulse.alive_until:
             return
+        self._doubtful.update(numbers)  # until the answer is here: the call may fail when some are claimed already
         for number, result in self._registry.claim(numbers, self.me, {n: rows[n] for n in numbers}).items():
             in_time = self._clock.monotonic() < self._pulse.alive_until
             if isinstance(result, Held) and in_time:
@@ -278,6 +279,8 @@ class Member:
                 self._doubtful.add(number)
                 self._polled = True
                 self._trouble = result if isinstance(result, Unknown) else self._trouble
+            else:
+                self._doubtful.discard(number)
 
     def _start(self, number: int, held: Held[Partition], now: float) -> None:
         """The checkpoint comes from the very row that was swapped: nobody can have written since."""

@@ -63,7 +63,7 @@ class Registry:
             store,
             lambda key, data: rows.decode_member(_last_part(key), data),
             rows.encode_member,
-            lambda row: row.patience_ms,
+            lambda row: None if row.is_evicted else row.patience_ms,  # that somebody was put out must not be forgotten
         )
         self._partitions = Rows[Partition](
             store,

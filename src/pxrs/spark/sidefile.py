@@ -125,6 +125,9 @@ def _sweep(home: Path) -> None:
 def _write(path: Path, values: dict[str, Any]) -> None:
     """As a whole: whoever reads sees the old or the new."""
     aside = path.with_name(f"{path.name}.{os.getpid()}")
+    for directory in (path.parent.parent, path.parent):  # another query of this JVM, that ended, may have removed it
+        if not directory.exists():
+            _make_private(directory)
     aside.write_text(json.dumps(values), encoding="utf-8")
     aside.replace(path)
 

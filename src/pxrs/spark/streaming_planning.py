@@ -49,7 +49,8 @@ class Planner:
         shares = share_out({g.partition: counts[g] for g in chosen}, rows) if rows else {}
         parts = [_range(g, waiting[g][0], shares[g.partition]) for g in chosen if g.partition in shares]
         if with_notes:
-            parts += self._unpublished({part.partition for part in parts})
+            room = self._member.queue.store.max_atomic - len(parts)  # the others come with later batches
+            parts += self._unpublished({part.partition for part in parts})[:room]
         return sorted(parts)
 
     def planned(self, ranges: tuple[Range, ...]) -> None:

@@ -88,11 +88,11 @@ class Place:
         try:
             self._files.apply(changes, before)
             self._journal.arrived(held.mutex, position)
+            self._files.tidy()
         except OSError:
             # It has happened: the next one that holds the mutex finishes it from the journal.
             logger.exception("%s: a write that is in the journal could not be put into the files yet", self.directory)
             return
-        self._files.tidy()
         if position.size > LONGEST:
             self._begin_anew(held.mutex)
 
