@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pxrs.errors import WentBack
-from pxrs.model import Group, MemberRow, Partition
+from pxrs.model import EVICTED, Group, MemberRow, Partition
 from pxrs.runtime.seen import Seen
 from pxrs.stores.base import Outcome, Swap
 from pxrs.stores.memory import MemoryStore
@@ -57,9 +57,9 @@ def test_that_a_member_was_put_out_does_not_expire() -> None:
 
     registry = registry_over(Watched())
     registry.register(MemberRow("A", "life-1", lease_ms=1_000, grace_ms=5_000))
-    registry.evict("A", "tombstone")
+    registry.evict("A", f"{EVICTED}1")
     of_members = [swap.ttl_ms for swap in written if "/member/" in swap.key]
-    assert of_members == [6_000, None]
+    assert of_members == [5_000, None]
 
 
 def test_a_group_without_a_name_of_its_birth_is_no_other_one() -> None:
