@@ -21,7 +21,7 @@ from pxrs.runtime.commits import Commits
 from pxrs.runtime.publishing import Outcome, Submit
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.shares import Share, Shares
-from pxrs.runtime.sink import Join, Sink
+from pxrs.runtime.sink import Join, Sink, Transaction
 from pxrs.runtime.work import Handle
 from pxrs.testing.batch_stories import BatchStory
 from pxrs.testing.planted import Bug, main
@@ -93,7 +93,11 @@ def _begins_without_the_note(self: BatchLoop, share: Share) -> None:
 
 
 def _never_looks_at_the_note(
-    self: Registry, positions: Mapping[Grant, int], ends: Mapping[int, int] | None = None, note: str | None = None
+    self: Registry,
+    positions: Mapping[Grant, int],
+    ends: Mapping[int, int] | None = None,
+    note: str | None = None,
+    transaction: Transaction | None = None,  # noqa: ARG001 - the shape of what it replaces
 ) -> None:
     self._partitions.change_all(self._by_key(self._advances(positions, ends, note)))
 
