@@ -203,8 +203,7 @@ class Member:
         steps: dict[Step, list[int]] = {step: [] for step in Step}
         for number in numbers:
             steps[self._next_step(number, rows[number], number in wanted)].append(number)
-        for number in steps[Step.DROP]:
-            self._drop(number, lost=True)
+        self._drop_lost(steps[Step.DROP])
         self._keep(steps[Step.KEEP], rows)
         self._release([*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]], rows)
         self._give_back(steps[Step.GIVE_BACK])
@@ -217,6 +216,10 @@ class Member:
             return rebalance.next_step(held.row, self.me, None, None, wanted, drained=False)
         drained = self._work.drained(number)
         return rebalance.next_step(held.row, self.me, handle.grant, handle.mode, wanted, drained)
+
+    def _drop_lost(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._drop(number, lost=True)
 
     def _keep(self, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
         for number in numbers:

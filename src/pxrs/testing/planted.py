@@ -146,7 +146,7 @@ def _starts_at_the_checkpoint_read_before(
     _sound_claim(self, numbers, rows, now)
 
 
-def _never_polls(self: Member, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
+def _never_polls(self: Member, numbers: list[int]) -> None:
     """An owner that is not told that its row has changed."""
 
 
