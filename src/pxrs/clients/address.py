@@ -106,7 +106,7 @@ def parse(url: str, default_port: int, known: Collection[str] = (), any_option: 
     """Take a URL apart. An option that is neither common nor in ``known`` is refused, unless all pass through."""
     scheme, slashes, rest = url.partition("://")
     if not slashes:
-        raise BadUrl(f"{masked(url)!r} has no host: write {scheme.rstrip(':')}://host:{default_port}/place")
+        raise BadUrl(f"{masked(url)!r} has no host: write {url.partition(':')[0]}://host:{default_port}/place")
     rest, _, query = rest.partition("?")
     authority, _, place = rest.partition("/")
     who, _, hosts = authority.rpartition("@")

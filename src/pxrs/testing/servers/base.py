@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, Generic, Self, TypeVar
 
 from pxrs.clock import SystemClock
 
@@ -66,7 +66,25 @@ def _copy_with_owner(source: str, target: str) -> str:
     return target
 
 
-class ServerProcess:
+class Started:
+    """What is started by ``with``, and gone after it."""
+
+    def start(self) -> Self:
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+class ServerProcess(Started):
     """One process of a server. ``with`` starts it and stops it.
 
     A subclass says how it is started (``command``) and when it can be used (``is_ready``); where its data directory
@@ -196,10 +214,23 @@ class ServerProcess:
         self._process = None
         atexit.unregister(self.kill)
 
-    def __enter__(self) -> Self:
-        return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
+Node = TypeVar("Node", bound=ServerProcess)
+
+
+class ServerCluster(Started, Generic[Node]):
+    """Servers that replicate for each other. ``nodes[1].kill()`` takes one away."""
+
+    nodes: list[Node]
+
+    def start(self) -> Self:
+        """All at once: none of them is ready before it has found the others."""
+        for node in self.nodes:
+            node.launch()
+        for node in self.nodes:
+            node.wait_ready()
+        return self
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()

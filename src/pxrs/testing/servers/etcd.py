@@ -17,13 +17,12 @@ import json
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 from urllib.parse import quote
 
 import pytest
 
-from pxrs.testing.servers.base import ServerProcess, find_program, free_ports, wait_until
+from pxrs.testing.servers.base import ServerCluster, ServerProcess, find_program, free_ports, wait_until
 
 
 class TlsFiles(NamedTuple):
@@ -108,7 +107,7 @@ class EtcdServer(ServerProcess):
         return f"etcd://{self.address}/{quote(place)}{'?' + options if options else ''}"
 
 
-class EtcdCluster:
+class EtcdCluster(ServerCluster[EtcdServer]):
     """Nodes that replicate for each other. ``leader().kill()`` takes the leading one away."""
 
     def __init__(self, directory: Path, size: int = 3) -> None:
@@ -125,13 +124,6 @@ class EtcdCluster:
         servers = ",".join(node.address for node in self.nodes)
         return f"etcd://{servers}/{quote(place)}{'?' + options if options else ''}"
 
-    def start(self) -> Self:
-        for node in self.nodes:
-            node.launch()
-        for node in self.nodes:
-            node.wait_ready()
-        return self
-
     def leader(self) -> EtcdServer:
         """The node that leads now."""
         found: list[EtcdServer] = []
@@ -142,18 +134,6 @@ class EtcdCluster:
 
         wait_until(known, "the cluster has a leader")
         return found[0]
-
-    def kill(self) -> None:
-        for node in self.nodes:
-            node.kill()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
 
-from pxrs.testing.servers.base import ServerProcess, find_program, free_ports, wait_until
+from pxrs.testing.servers.base import ServerCluster, ServerProcess, find_program, free_ports, wait_until
 
 
 class NatsServer(ServerProcess):
@@ -70,7 +69,7 @@ class NatsServer(ServerProcess):
         return f"nats://{self.address}/{queue}{'?' + options if options else ''}"
 
 
-class NatsCluster:
+class NatsCluster(ServerCluster[NatsServer]):
     """Servers that replicate for each other. ``nodes[1].kill()`` takes one away."""
 
     def __init__(self, directory: Path, size: int = 3) -> None:
@@ -93,10 +92,7 @@ class NatsCluster:
         return f"nats://{servers}/{queue}{'?' + options if options else ''}"
 
     def start(self) -> Self:
-        for node in self.nodes:
-            node.launch()
-        for node in self.nodes:
-            node.wait_ready()
+        super().start()
         wait_until(self._all_known, "all nodes know each other")
         return self
 
@@ -116,18 +112,6 @@ class NatsCluster:
 
         wait_until(known, f"stream {stream} has a leader")
         return found[0]
-
-    def kill(self) -> None:
-        for node in self.nodes:
-            node.kill()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
 
 
 def _leader(node: NatsServer, stream: str) -> str | None:
