@@ -154,6 +154,12 @@ class Partition:
         """Where the next owner starts when it has no other wish: the checkpoint, or the beginning."""
         return self.checkpoint or 0
 
+    def at(self, checkpoint: int, note: str) -> Partition:
+        """The same row with other progress: what ``replace`` does, at a fifth of its price."""
+        return Partition(
+            self.number, self.owner, self.epoch, checkpoint, self.cause, self.paused, note, self.history
+        )  # fmt: skip
+
 
 class MemberState(StrEnum):
     """What a member says of itself. A stalled one beats but makes no progress; it gets no partitions if others can."""

@@ -57,7 +57,7 @@ class SqlOwner:
         owned = {row.number: row.owner for row in self.registry.partitions() if row.owner}
         self.registry.force_release(owned)
         found = self.registry.claim(PARTITIONS, self.me).values()
-        rows = [held.row for held in found if isinstance(held, Held) and held.row is not None]
+        rows = [held.row for held in found if isinstance(held, Held)]
         assert len(rows) == len(PARTITIONS)
         return {Grant(row.number, self.me, row.epoch): row for row in rows}
 

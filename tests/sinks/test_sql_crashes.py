@@ -180,7 +180,7 @@ def test_an_earlier_try_that_lands_in_the_middle_of_the_next_one_is_not_written_
         note = one.sink.stage(batch, output_of(batch))
         first = one.sink.join(note)
         assert first is not None and first._connection is not None
-        rules = one.registry._by_key(one.registry._advances({grant: 2}, None, note))
+        rules = one.registry._advances({grant: 2}, None, note)
         one.registry._partitions.over(first.store).change_all(rules)
         slow = first._connection
         first._connection, first._inserted = None, False  # the client has given up what the server has not ended

@@ -163,4 +163,4 @@ class Session:
         if any(p in here for p in left):
             return False
         rows = group.registry.read_partitions(left).values() if left else []
-        return all(held.row is not None and held.row.position >= ends[held.row.number] for held in rows)
+        return all(held.row.position >= ends[held.row.number] for held in rows)

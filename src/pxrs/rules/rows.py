@@ -40,17 +40,18 @@ def _owner(pair: Any) -> Owner | None:
 
 
 def encode_partition(row: Partition) -> bytes:
-    return _dump(
-        {
-            "owner": row.owner,
-            "epoch": row.epoch,
-            "checkpoint": row.checkpoint,
-            "cause": row.cause.value,
-            "paused": row.paused,
-            "note": row.note,
-            "history": row.history,
-        }
-    )
+    before, between, after = _around_progress(row.owner, row.epoch, row.cause, row.paused, row.history)
+    checkpoint = "null" if row.checkpoint is None else row.checkpoint
+    return f"{before}{checkpoint}{between}{_encode(row.note)}{after}".encode()
+
+
+@lru_cache(maxsize=8192)  # a commit changes the checkpoint and the note, and nothing else
+def _around_progress(
+    owner: Owner | None, epoch: int, cause: Cause, paused: bool, history: tuple[Tenure, ...]
+) -> tuple[str, str, str]:
+    before = _encode({"v": FORMAT, "owner": owner, "epoch": epoch, "checkpoint": 0})
+    between = _encode({"cause": cause.value, "paused": paused, "note": ""})
+    return before[:-2], f",{between[1:-3]}", f',"history":{_encode(history)}}}'
 
 
 @lru_cache(maxsize=8192)  # rows are immutable and polled far more often than they change

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from pxrs.errors import Closed, PxrsError, Unavailable
-from pxrs.model import Batch, Grant, Owner
+from pxrs.model import Batch, Grant, Owner, Partition
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.report import Report
 from pxrs.runtime.rows import Held
@@ -45,7 +45,7 @@ class Backfill:
     def submit(self, positions: Mapping[Grant, int], *_: object) -> Future[Changed]:
         """There is nobody to refuse it."""
         outcome: Future[Changed] = Future()
-        outcome.set_result({grant.partition: Held(None, 0) for grant in positions})
+        outcome.set_result({grant.partition: Held(Partition(grant.partition), 0) for grant in positions})
         return outcome
 
     @property

@@ -11,7 +11,7 @@ from pxrs.runtime.sink import Transaction
 
 
 def change_within(
-    transaction: Transaction, rows: Rows[Partition], rules: Mapping[str, Rule[Partition]], note: str | None
+    transaction: Transaction, rows: Rows[int, Partition], rules: Mapping[int, Rule[Partition]], note: str | None
 ) -> None:
     """Change the rows in the transaction, and commit it.
 
@@ -19,13 +19,13 @@ def change_within(
     moment, and its output must not stand there twice.
     """
 
-    def unless_landed(rule: Rule[Partition], row: Partition | None) -> Partition | None:
-        if row is not None and note and row.note == note:
+    def unless_landed(rule: Rule[Partition], row: Partition) -> Partition:
+        if note and row.note == note:
             raise _HasLanded
         return rule(row)
 
     try:
-        rows.over(transaction.store).change_all({key: partial(unless_landed, rule) for key, rule in rules.items()})
+        rows.over(transaction.store).change_all({n: partial(unless_landed, rule) for n, rule in rules.items()})
         transaction.commit()
     except _HasLanded:
         return

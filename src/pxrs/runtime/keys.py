@@ -9,6 +9,7 @@ class Keys:
     """Where the rows of one group stand in the store."""
 
     def __init__(self, prefix: str, queue: str, group: str) -> None:
+        self.name = group
         self.base = f"{prefix}{check_name('queue', queue)}/{check_name('group', group)}/"
         self.group = f"{self.base}group"
         self.members = f"{self.base}member/"

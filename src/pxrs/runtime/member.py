@@ -210,7 +210,6 @@ class Member:
         self._claim(steps[Step.CLAIM], rows, now)
 
     def _next_step(self, number: int, held: Held[Partition], wanted: bool) -> Step:
-        assert held.row is not None
         handle = self.handles.get(number)
         if handle is None:
             return rebalance.next_step(held.row, self.me, None, None, wanted, drained=False)
@@ -225,7 +224,7 @@ class Member:
         for number in numbers:
             handle, row = self.handles[number], rows[number].row
             handle.held = rows[number]
-            if row is not None and row.paused != handle.paused:
+            if row.paused != handle.paused:
                 handle.paused = row.paused
                 self._work.pause(number, row.paused)
 

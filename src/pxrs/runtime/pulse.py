@@ -28,7 +28,7 @@ class Pulse:
         self._row = row
         self._settings = settings
         self._report = report
-        self._held: Held[MemberRow] | None = None
+        self._held: Held[MemberRow | None] | None = None
         self._leaving = False
 
     def keep(self, now: float) -> None:

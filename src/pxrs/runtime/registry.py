@@ -6,13 +6,12 @@ the coordinator and the command line all go through here; nobody writes rows by 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from pxrs.clock import Clock
-from pxrs.errors import Conflict, Fenced, NotFound, PxrsError, Unknown, WentBack
+from pxrs.errors import Conflict, Fenced, NotFound, PxrsError, Unknown
 from pxrs.model import (
     Grant,
     Group,
@@ -23,19 +22,18 @@ from pxrs.model import (
     Tenure,
     check_name,
 )
-from pxrs.rules import ownership, rebalance, rows
+from pxrs.rules import ownership, rebalance
 from pxrs.rules.targets import Target
 from pxrs.runtime.bell import Bell
 from pxrs.runtime.joined import change_within
 from pxrs.runtime.keys import Keys
+from pxrs.runtime.kinds import Kinds, last_part, missing
 from pxrs.runtime.recorded import check_recorded
 from pxrs.runtime.rows import Held, Rows, Rule
 from pxrs.runtime.seen import Seen
 from pxrs.runtime.sink import Transaction
 from pxrs.stores.base import ABSENT, Store, Swap, Verdict
 
-T = TypeVar("T")
-PartitionRule = Callable[[Partition], Partition]
 Changed = dict[int, "Held[Partition] | PxrsError"]
 
 
@@ -57,19 +55,10 @@ class Registry:
         self.keys = Keys(prefix, queue, group)
         self._clock = clock
         self.bell = Bell(store, self.keys.bells + check_name("member", ringer))
-        seen = Seen(group)
-        self._groups = Rows[Group](store, lambda _, data: seen.group(rows.decode_group(group, data)), rows.encode_group)
-        self._members = Rows[MemberRow](
-            store,
-            lambda key, data: rows.decode_member(_last_part(key), data),
-            rows.encode_member,
-            lambda row: None if row.is_evicted else row.patience_ms,  # that somebody was put out must not be forgotten
-        )
-        self._partitions = Rows[Partition](
-            store,
-            lambda key, data: seen.partition(rows.decode_partition(int(_last_part(key)), data)),
-            rows.encode_partition,
-        )
+        kinds = Kinds(self.keys, Seen(group))
+        self._groups = Rows(store, kinds.group)
+        self._members = Rows(store, kinds.member)
+        self._partitions = Rows(store, kinds.partition)
 
     # ---- the group ------------------------------------------------------------------------------------
 
@@ -83,25 +72,16 @@ class Registry:
         found = self.find_group()
         if found is None:
             created = Group(partitions, hash, reduce, assignor or "sticky", log=log, born=born)
-            self._create_partitions(partitions)
-            found = self._groups.change_one(self.keys.group, lambda row: row or created).row
+            self._partitions.create({number: Partition(number) for number in range(partitions)})
+            found = self._groups.change_one(self.group_name, lambda row: row or created).row
         assert found is not None
         check_recorded(
             found, Group(partitions, hash, reduce, assignor or found.assignor, log=log), self.queue, self.group_name
         )
         return found
 
-    def _create_partitions(self, count: int) -> None:
-        def create(number: int, row: Partition | None) -> Partition:
-            return row or Partition(number)
-
-        created = self._partitions.change({self.keys.partition(n): partial(create, n) for n in range(count)})
-        for result in created.values():
-            if isinstance(result, PxrsError):
-                raise result
-
     def find_group(self) -> Group | None:
-        return self._groups.read([self.keys.group])[self.keys.group].row
+        return self._groups.read([self.group_name])[self.group_name].row
 
     def group(self) -> Group:
         found = self.find_group()
@@ -117,7 +97,7 @@ class Registry:
                 raise Conflict("the group changed while standing for leadership")
             return ownership.elect(expected, me)
 
-        group = self._groups.change_one(self.keys.group, rule).row
+        group = self._groups.change_one(self.group_name, rule).row
         assert group is not None
         return Grant(-1, me, group.leader_epoch)
 
@@ -129,18 +109,16 @@ class Registry:
             raise Unknown(f"no answer to the write of {key}: {outcome.reason}")
 
         def rule(row: Group | None) -> Group:
-            planned = ownership.publish(_present(row, "group"), lead, target.members, key, reason)
+            planned = ownership.publish(_present(row), lead, target.members, key, reason)
             return planned if stay else ownership.resign(planned, lead)
 
-        group = self._groups.change_one(self.keys.group, rule, bell=self.bell).row
+        group = self._groups.change_one(self.group_name, rule, bell=self.bell).row
         assert group is not None
         self._forget_targets(lead, key)
         return group
 
     def resign(self, lead: Grant) -> None:
-        self._groups.change_one(
-            self.keys.group, lambda row: ownership.resign(_present(row, "group"), lead), bell=self.bell
-        )
+        self._groups.change_one(self.group_name, lambda row: ownership.resign(_present(row), lead), bell=self.bell)
 
     def target(self, key: str) -> Target | None:
         """A target by its key. None means that it was replaced meanwhile: read the group again."""
@@ -152,24 +130,22 @@ class Registry:
         old = [
             r
             for r in self.store.scan(self.keys.targets)
-            if r.key != keep and _last_part(r.key)[:10] <= f"{lead.epoch:010d}"
+            if r.key != keep and last_part(r.key)[:10] <= f"{lead.epoch:010d}"
         ]
         self.store.swap_each([Swap(r.key, r.version, None) for r in old])
 
     # ---- members --------------------------------------------------------------------------------------
 
-    def register(self, row: MemberRow) -> Held[MemberRow]:
+    def register(self, row: MemberRow) -> Held[MemberRow | None]:
         """Enter the group with a new life; an earlier life of the same id is thereby replaced."""
         check_name("member", row.id)
-        return self._members.change_one(self.keys.member(row.id), lambda _: row, bell=self.bell)
+        return self._members.change_one(row.id, lambda _: row, bell=self.bell)
 
-    def beat(self, mine: MemberRow, known: Held[MemberRow] | None) -> Held[MemberRow]:
-        return self._members.change_one(self.keys.member(mine.id), lambda row: ownership.beat(row, mine), known)
+    def beat(self, mine: MemberRow, known: Held[MemberRow | None] | None) -> Held[MemberRow | None]:
+        return self._members.change_one(mine.id, lambda row: ownership.beat(row, mine), known)
 
-    def set_state(self, me: Owner, state: MemberState) -> Held[MemberRow]:
-        return self._members.change_one(
-            self.keys.member(me.id), lambda row: ownership.set_state(row, me, state), bell=self.bell
-        )
+    def set_state(self, me: Owner, state: MemberState) -> Held[MemberRow | None]:
+        return self._members.change_one(me.id, lambda row: ownership.set_state(row, me, state), bell=self.bell)
 
     def deregister(self, me: Owner) -> None:
         """Leave: remove the row, if it still is of this life."""
@@ -178,7 +154,7 @@ class Registry:
             if row is not None:
                 ownership.require_my_life(row, me)
 
-        self._members.change_one(self.keys.member(me.id), rule)
+        self._members.change_one(me.id, rule)
         self.bell.remove()
 
     def remove_member(self, row: MemberRow) -> None:
@@ -188,7 +164,7 @@ class Registry:
             if now != row:
                 raise Conflict(f"member {row.id!r} moved")
 
-        self._members.change_one(self.keys.member(row.id), rule)
+        self._members.change_one(row.id, rule)
         self.silence(row.id)
 
     def silence(self, name: str) -> None:
@@ -198,7 +174,7 @@ class Registry:
     def evict(self, name: str, tombstone: str) -> None:
         """Put a member out: its process is fenced at its next beat, its partitions go to others."""
         self._members.change_one(
-            self.keys.member(name),
+            name,
             lambda row: ownership.evict(self._known_member(row, name), tombstone),
             bell=self.bell,
         )
@@ -206,14 +182,13 @@ class Registry:
     def drain(self, name: str) -> None:
         """Ask a member to leave cleanly."""
         self._members.change_one(
-            self.keys.member(name),
+            name,
             lambda row: replace(self._known_member(row, name), state=MemberState.LEAVING),
             bell=self.bell,
         )
 
-    def member(self, name: str) -> Held[MemberRow]:
-        key = self.keys.member(name)
-        return self._members.read([key])[key]
+    def member(self, name: str) -> Held[MemberRow | None]:
+        return self._members.read([name])[name]
 
     def members(self) -> list[MemberRow]:
         """All registered members, sorted by id."""
@@ -227,18 +202,14 @@ class Registry:
     # ---- partitions -----------------------------------------------------------------------------------
 
     def read_partitions(self, numbers: Sequence[int]) -> dict[int, Held[Partition]]:
-        found = self._partitions.read([self.keys.partition(n) for n in numbers])
-        return {n: self._present(n, held) for n, held in zip(numbers, found.values(), strict=True)}
+        return self._partitions.read(numbers)
 
     def partitions(self) -> list[Partition]:
         """All partition rows, in order."""
-        found = self._partitions.scan(self.keys.partitions).values()
-        return [held.row for held in found if held.row is not None]
+        return [held.row for held in self._partitions.scan(self.keys.partitions).values()]
 
     def partition(self, number: int) -> Partition:
-        row = self.read_partitions([number])[number].row
-        assert row is not None
-        return row
+        return self._partitions.read([number])[number].row
 
     def unowned(self) -> list[Partition]:
         return [row for row in self.partitions() if row.owner is None]
@@ -261,21 +232,12 @@ class Registry:
 
     def change(
         self,
-        rules: Mapping[int, PartitionRule],
+        rules: Mapping[int, Rule[Partition]],
         known: Mapping[int, Held[Partition]] | None = None,
         ring: bool = False,
     ) -> Changed:
         """Apply a rule to each of these partitions: an outcome for each, one spoiled row never spoils another."""
-        known = known or {}
-        seen = {self.keys.partition(n): known[n] for n in rules if n in known}
-        results = self._partitions.change(self._by_key(rules), seen, self.bell if ring else None)
-        return {n: results[self.keys.partition(n)] for n in rules}
-
-    def _by_key(self, rules: Mapping[int, PartitionRule]) -> dict[str, Rule[Partition]]:
-        def on_row(rule: PartitionRule, number: int, row: Partition | None) -> Partition:
-            return rule(_present(row, f"partition {number}"))
-
-        return {self.keys.partition(n): partial(on_row, rule, n) for n, rule in rules.items()}
+        return self._partitions.change(rules, known, self.bell if ring else None)
 
     def claim(self, numbers: Iterable[int], me: Owner, known: Mapping[int, Held[Partition]] | None = None) -> Changed:
         at = self._clock.wall()
@@ -304,28 +266,30 @@ class Registry:
         gone to another owner meanwhile. What had landed then is done, for all of them. A ``transaction`` of the same
         database holds output that must land with it.
         """
-        rules = self._by_key(self._advances(positions, ends, note))
+        rules = self._advances(positions, ends, note)
         try:
             if transaction is None:
                 self._partitions.change_all(rules)
             else:
                 change_within(transaction, self._partitions, rules, note)
         except Fenced:
-            if not self._has_landed(note, list(rules)):
+            if not self._has_landed(note, rules):
                 raise
 
-    def _has_landed(self, note: str | None, keys: list[str]) -> bool:
+    def _has_landed(self, note: str | None, numbers: Collection[int]) -> bool:
         """Whether one of the rows bears the note of this very commit."""
-        found = self._partitions.read(keys).values()
-        return bool(note) and any(held.row is not None and held.row.note == note for held in found)
+        return bool(note) and any(held.row.note == note for held in self._partitions.read(numbers).values())
 
     def _advances(
         self, positions: Mapping[Grant, int], ends: Mapping[int, int] | None, note: str | None
-    ) -> dict[int, PartitionRule]:
-        def rule(grant: Grant, position: int, row: Partition) -> Partition:
-            return ownership.advance(row, grant, position, (ends or {}).get(grant.partition), note)
-
-        return {grant.partition: partial(rule, grant, position) for grant, position in positions.items()}
+    ) -> dict[int, Rule[Partition]]:
+        known = ends or {}
+        return {
+            grant.partition: partial(
+                ownership.advance, grant=grant, position=position, end=known.get(grant.partition), note=note
+            )
+            for grant, position in positions.items()
+        }
 
     def release(
         self, positions: Mapping[Grant, int | None], known: Mapping[int, Held[Partition]] | None = None
@@ -371,10 +335,6 @@ class Registry:
     def pause(self, numbers: Iterable[int], paused: bool) -> Changed:
         return self.change({n: lambda row: ownership.pause(row, paused) for n in numbers}, ring=True)
 
-    def _present(self, number: int, held: Held[Partition]) -> Held[Partition]:
-        _present(held.row, f"partition {number} of group {self.group_name!r}")
-        return held
-
     # ---- waking each other ------------------------------------------------------------------------------
 
     def wait(self, mark: int, timeout: float) -> int:
@@ -382,11 +342,7 @@ class Registry:
         return self.store.wait(self.keys.bells, mark, timeout)
 
 
-def _present(row: T | None, what: str) -> T:
-    if row is None:
-        raise WentBack(f"the registry row of {what} is missing: the store was wiped or damaged")
-    return row
-
-
-def _last_part(key: str) -> str:
-    return key.rpartition("/")[2]
+def _present(group: Group | None) -> Group:
+    if group is None:
+        raise missing("group")
+    return group

@@ -2,102 +2,118 @@
 
 This is the only place that repeats a swap. What comes back for each row is the row as it now stands, or the
 error that says what to do: Fenced (stop), Conflict (give up for now), Unknown (read before acting).
+
+Every commit of every partition comes through here: what is done once per row is kept short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from pxrs.errors import Conflict, PxrsError, Unknown
 from pxrs.runtime.bell import Bell
 from pxrs.stores.base import ABSENT, Outcome, Store, Swap, Verdict
 
+N = TypeVar("N")
 T = TypeVar("T")
 
 TRIES = 5
 """How often a swap that lost a race is decided anew before the caller hears of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held(Generic[T]):
-    """A row as this process last saw it, with the version that a swap must name. ``row`` is None if absent."""
+class Held(NamedTuple, Generic[T]):
+    """A row as this process last saw it, with the version that a swap must name."""
 
-    row: T | None
+    row: T
     version: int
 
 
-Rule = Callable[[T | None], T | None]
-"""From the row that stands to the row that shall stand (None deletes); raises a PxrsError to refuse."""
+Rule = Callable[[T], T]
+"""From the row that stands to the row that shall stand; raises a PxrsError to refuse."""
 
 
-class Rows(Generic[T]):
-    """The rows of one kind: how they are decoded, and how they are changed."""
+class Kind(NamedTuple, Generic[N, T]):
+    """What rows of one kind are: their names, their keys in a store and their bytes."""
 
-    def __init__(
-        self,
-        store: Store,
-        decode: Callable[[str, bytes], T],
-        encode: Callable[[T], bytes],
-        ttl_ms: Callable[[T], int | None] = lambda _: None,
-    ) -> None:
+    key: Callable[[N], str]
+    name: Callable[[str], N]
+    decode: Callable[[N, bytes], T]
+    encode: Callable[[T], bytes | None]
+    """None where the row shall be absent."""
+    absent: Callable[[N], T]
+    """What stands for a row that is not there; raises where it must be there."""
+    ttl_ms: Callable[[T], int | None] = lambda _: None
+
+
+class Rows(Generic[N, T]):
+    """The rows of one kind in one store, and how they are changed."""
+
+    def __init__(self, store: Store, kind: Kind[N, T]) -> None:
         self._store = store
-        self._decode = decode
-        self._encode = encode
-        self._ttl_ms = ttl_ms
+        self._kind = kind
 
-    def over(self, store: Store) -> Rows[T]:
+    def over(self, store: Store) -> Rows[N, T]:
         """The same rows through another handle: a transaction that somebody else has opened."""
-        return self if store is self._store else Rows(store, self._decode, self._encode, self._ttl_ms)
+        return self if store is self._store else Rows(store, self._kind)
 
-    def read(self, keys: Sequence[str]) -> dict[str, Held[T]]:
-        found = self._store.read(keys)
+    def read(self, names: Collection[N]) -> dict[N, Held[T]]:
+        kind = self._kind
+        found = self._store.read([kind.key(name) for name in names])
         return {
-            key: Held(None, ABSENT) if row is None else Held(self._decode(key, row.value), row.version)
-            for key, row in zip(keys, found, strict=True)
+            name: Held(kind.absent(name), ABSENT) if row is None else Held(kind.decode(name, row.value), row.version)
+            for name, row in zip(names, found, strict=True)
         }
 
-    def scan(self, prefix: str) -> dict[str, Held[T]]:
-        return {r.key: Held(self._decode(r.key, r.value), r.version) for r in self._store.scan(prefix)}
+    def scan(self, prefix: str) -> dict[N, Held[T]]:
+        kind = self._kind
+        named = ((kind.name(row.key), row) for row in self._store.scan(prefix))
+        return {name: Held(kind.decode(name, row.value), row.version) for name, row in named}
+
+    def create(self, rows: Mapping[N, T]) -> None:
+        """Make these rows where they are absent; what is there stays as it is."""
+        swaps = [self._as_swap(name, ABSENT, row) for name, row in rows.items()]
+        for swap, outcome in zip(swaps, self._store.swap_each(swaps), strict=True):
+            if outcome.verdict is Verdict.UNKNOWN:
+                raise _no_answer(swap.key, outcome)
 
     def change(
         self,
-        rules: Mapping[str, Rule[T]],
-        known: Mapping[str, Held[T]] | None = None,
+        rules: Mapping[N, Rule[T]],
+        known: Mapping[N, Held[T]] | None = None,
         bell: Bell | None = None,
-    ) -> dict[str, Held[T] | PxrsError]:
+    ) -> dict[N, Held[T] | PxrsError]:
         """Apply each rule to its row. ``known`` saves the first read; ``bell`` is rung with the last swap."""
-        held = dict(known or {})
-        results: dict[str, Held[T] | PxrsError] = {}
+        results: dict[N, Held[T] | PxrsError] = {}
+        todo: Collection[N] = rules
+        held = known or {}
         for _ in range(TRIES):
-            todo = [key for key in rules if key not in results]
-            if not todo:
-                break
-            if missing := [key for key in todo if key not in held]:
-                held |= self.read(missing)
-            wishes = self._decide(todo, rules, held, results)
-            self._swap(wishes, held, results, bell)
-        for key in rules:
-            results.setdefault(key, Conflict(f"{key} was changed by others {TRIES} times in a row"))
-        return results
+            if missing := [name for name in todo if name not in held]:
+                held = {**held, **self.read(missing)}
+            if wishes := self._decide(todo, rules, held, results):
+                self._swap(wishes, held, results, bell)
+            if len(results) == len(rules):
+                return results
+            todo, held = [name for name in rules if name not in results], {}
+        lost = (f"{self._kind.key(name)} was changed by others {TRIES} times in a row" for name in todo)
+        return results | dict(zip(todo, map(Conflict, lost), strict=True))
 
-    def change_one(self, key: str, rule: Rule[T], known: Held[T] | None = None, bell: Bell | None = None) -> Held[T]:
+    def change_one(self, name: N, rule: Rule[T], known: Held[T] | None = None, bell: Bell | None = None) -> Held[T]:
         """The same for a single row; the error is raised."""
-        result = self.change({key: rule}, {key: known} if known else None, bell)[key]
+        result = self.change({name: rule}, {name: known} if known else None, bell)[name]
         if isinstance(result, PxrsError):
             raise result
         return result
 
-    def change_all(self, rules: Mapping[str, Rule[T]]) -> None:
+    def change_all(self, rules: Mapping[N, Rule[T]]) -> None:
         """Apply all rules in one atomic swap, or none of them: the first refusal is raised.
 
         Nothing is read after the swap: a read that failed then would hide from the caller that it is done.
         """
         for _ in range(TRIES):
-            held = self.read(list(rules))
-            wanted = {key: rule(held[key].row) for key, rule in rules.items()}
-            outcome = self._store.swap_all([self._as_swap(k, held[k].version, row) for k, row in wanted.items()])
+            held = self.read(rules)
+            wanted = {name: rule(held[name].row) for name, rule in rules.items()}
+            outcome = self._store.swap_all([self._as_swap(n, held[n].version, row) for n, row in wanted.items()])
             if outcome.verdict is Verdict.DONE:
                 return
             if outcome.verdict is Verdict.UNKNOWN:
@@ -106,54 +122,54 @@ class Rows(Generic[T]):
 
     def _decide(
         self,
-        todo: list[str],
-        rules: Mapping[str, Rule[T]],
-        held: dict[str, Held[T]],
-        results: dict[str, Held[T] | PxrsError],
-    ) -> dict[str, T | None]:
-        wishes: dict[str, T | None] = {}
-        for key in todo:
+        todo: Collection[N],
+        rules: Mapping[N, Rule[T]],
+        held: Mapping[N, Held[T]],
+        results: dict[N, Held[T] | PxrsError],
+    ) -> dict[N, T]:
+        wishes: dict[N, T] = {}
+        for name in todo:
+            stands = held[name]
             try:
-                wanted = rules[key](held[key].row)
+                wanted = rules[name](stands.row)
             except PxrsError as refusal:
-                results[key] = refusal
+                results[name] = refusal
                 continue
-            if wanted == held[key].row:
-                results[key] = held[key]
+            if wanted == stands.row:
+                results[name] = stands
             else:
-                wishes[key] = wanted
+                wishes[name] = wanted
         return wishes
 
     def _swap(
         self,
-        wishes: dict[str, T | None],
-        held: dict[str, Held[T]],
-        results: dict[str, Held[T] | PxrsError],
+        wishes: dict[N, T],
+        held: Mapping[N, Held[T]],
+        results: dict[N, Held[T] | PxrsError],
         bell: Bell | None,
     ) -> None:
-        if not wishes:
-            return
-        swaps = [self._as_swap(key, held[key].version, row) for key, row in wishes.items()]
-        outcomes = self._store.swap_each([*swaps, bell.swap()] if bell else swaps)
-        for (key, row), outcome in zip(wishes.items(), outcomes, strict=False):
-            result = judge(key, row, outcome)
-            if result is None:
-                del held[key]
-            else:
-                results[key] = result
+        swaps = [self._as_swap(name, held[name].version, row) for name, row in wishes.items()]
+        if bell:
+            swaps.append(bell.swap())
+        outcomes = self._store.swap_each(swaps)
+        for name, swap, outcome in zip(wishes, swaps, outcomes, strict=False):
+            result = judge(swap.key, wishes[name], outcome)
+            if result is not None:
+                results[name] = result
         if bell:
             bell.heard(outcomes[-1])
 
-    def _as_swap(self, key: str, expect: int, row: T | None) -> Swap:
-        if row is None:
-            return Swap(key, expect, None)
-        return Swap(key, expect, self._encode(row), self._ttl_ms(row))
+    def _as_swap(self, name: N, expect: int, row: T) -> Swap:
+        kind = self._kind
+        return Swap(kind.key(name), expect, kind.encode(row), kind.ttl_ms(row))
 
 
-def judge(key: str, row: T | None, outcome: Outcome) -> Held[T] | Unknown | None:
+def judge(key: str, row: T, outcome: Outcome) -> Held[T] | Unknown | None:
     """What one swap came to: the row now held, Unknown, or None for "read and decide again"."""
     if outcome.verdict is Verdict.DONE:
         return Held(row, outcome.version)
-    if outcome.verdict is Verdict.UNKNOWN:
-        return Unknown(f"no answer to the swap of {key}: {outcome.reason}")
-    return None
+    return _no_answer(key, outcome) if outcome.verdict is Verdict.UNKNOWN else None
+
+
+def _no_answer(key: str, outcome: Outcome) -> Unknown:
+    return Unknown(f"no answer to the swap of {key}: {outcome.reason}")

@@ -106,7 +106,7 @@ class StreamMember:
 
     def rows(self, partitions: Collection[int]) -> dict[int, Partition]:
         found = self.group.registry.read_partitions(sorted(partitions))
-        return {number: held.row for number, held in found.items() if held.row is not None}
+        return {number: held.row for number, held in found.items()}
 
     def store(self, positions: Mapping[Grant, int]) -> dict[Grant, int]:
         """Store progress, each partition for itself; returns what must be tried again."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pxrs.clock import SystemClock
@@ -80,23 +79,31 @@ class MemoryStore(Store):
             return cls(_named.setdefault(name, Table()))
 
     def read(self, keys: Sequence[str]) -> list[Row | None]:
-        with self._held() as table:
+        table = self._shared()
+        with table.changed:
+            self._check_open()
             return [table.rows.get(key) for key in keys]
 
     def scan(self, prefix: str) -> list[Row]:
-        with self._held() as table:
+        table = self._shared()
+        with table.changed:
+            self._check_open()
             return sorted(row for key, row in table.rows.items() if key.startswith(prefix))
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         check_keys(swaps)
-        with self._held() as table:
+        table = self._shared()
+        with table.changed:
+            self._check_open()
             outcomes = [self._swap(swap) for swap in swaps]
             table.changed.notify_all()
             return outcomes
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
         check_keys(swaps)
-        with self._held() as table:
+        table = self._shared()
+        with table.changed:
+            self._check_open()
             before = {swap.key: table.rows.get(swap.key) for swap in swaps}
             highest = ABSENT
             for swap in swaps:
@@ -110,7 +117,9 @@ class MemoryStore(Store):
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:
         deadline = self._clock.monotonic() + timeout
-        with self._held() as table:
+        table = self._shared()
+        with table.changed:
+            self._check_open()
             mark = after
             while not self._closed and not table.changed_since(mark, prefix):
                 mark = table.revision
@@ -138,14 +147,15 @@ class MemoryStore(Store):
     def _matches(self, row: Row | None, swap: Swap) -> bool:
         return (row.version if row else ABSENT) == swap.expect
 
-    @contextmanager
-    def _held(self) -> Iterator[Table]:
+    def _shared(self) -> Table:
         if self.table.pid != os.getpid():
             raise Refused("memory: belongs to the process that opened it; use sqlite: to share between processes")
-        with self.table.changed:
-            if self._closed:
-                raise Closed("the memory store was closed before this call")
-            yield self.table
+        return self.table
+
+    def _check_open(self) -> None:
+        """With the lock held: from here on nobody can close it."""
+        if self._closed:
+            raise Closed("the memory store was closed before this call")
 
 
 def check_keys(swaps: Sequence[Swap]) -> None:

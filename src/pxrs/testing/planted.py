@@ -122,7 +122,7 @@ def _unknown_is_done(key: str, row: Any, outcome: Outcome) -> Any:
 def _adopts_what_the_row_says(
     self: Member, numbers: list[int], rows: Mapping[int, Held[Partition]], now: float
 ) -> None:
-    theirs = [n for n in numbers if (row := rows[n].row) is None or row.owner is None]
+    theirs = [n for n in numbers if rows[n].row.owner is None]
     for number in numbers:
         if number not in theirs:
             self._start(number, rows[number], now)
@@ -139,7 +139,6 @@ def _starts_at_the_checkpoint_read_before(
 ) -> None:
     def start(number: int, held: Held[Partition], at: float) -> None:
         read, swapped = rows[number].row, held.row
-        assert read is not None and swapped is not None
         _sound_start(self, number, Held(replace(swapped, checkpoint=read.checkpoint), held.version), at)
 
     self._start = start  # type: ignore[method-assign,assignment]

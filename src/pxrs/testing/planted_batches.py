@@ -99,7 +99,7 @@ def _never_looks_at_the_note(
     note: str | None = None,
     transaction: Transaction | None = None,  # noqa: ARG001 - the shape of what it replaces
 ) -> None:
-    self._partitions.change_all(self._by_key(self._advances(positions, ends, note)))
+    self._partitions.change_all(self._advances(positions, ends, note))
 
 
 def _clears_what_is_not_its_own(
