@@ -16,6 +16,7 @@ from pathlib import Path
 import pxrs
 from benchmarks.harness import Result
 from benchmarks.parts.registry_stores import places
+from benchmarks.parts.waking import wake_ms
 
 SUMMARY = "hand-over of 8 partitions after a clean leave and after a crash: ours against a polled lease table"
 
@@ -45,6 +46,7 @@ def _on_every_store(result: Result, rounds: int) -> None:
     """The distribution, of a clean leave and of a crash, as milliseconds: lowest, median, highest."""
     with tempfile.TemporaryDirectory() as name, places(Path(name)) as found:
         for place in found:
+            result.figures[f"{place.name}: wake after a leave, p50 ms"] = wake_ms(place, rounds)
             for what, last_act in (("clean", _leave), ("crash", _die)):
                 log = f"file:{name}/{place.name}-{what}"
                 took = [_pair(f"{log}-{n}", last_act, place.url(f"{what}{n}")) for n in range(rounds)]

@@ -25,13 +25,17 @@ class Place(NamedTuple):
 WATCHING = ("memory", "sqlite", "lockfiles", "etcd", "valkey", "nats")
 """Stores that wake a waiter by themselves; the others are looked at again and again."""
 
+DURABLE_POSTGRES = {"fsync": "on"}
+DURABLE_MARIADB = {"innodb-flush-log-at-trx-commit": "1"}
+"""As these servers are when somebody installs them. In tests they do not wait for the disk."""
+
 
 @contextmanager
 def places(directory: Path) -> Iterator[list[Place]]:
     """All of them, running."""
     with ExitStack() as stack:
-        postgres = stack.enter_context(PostgresServer(directory / "postgres"))
-        mariadb = stack.enter_context(MariadbServer(directory / "mariadb"))
+        postgres = stack.enter_context(PostgresServer(directory / "postgres", DURABLE_POSTGRES))
+        mariadb = stack.enter_context(MariadbServer(directory / "mariadb", DURABLE_MARIADB))
         etcd = stack.enter_context(EtcdServer(directory / "etcd"))
         valkey = stack.enter_context(ValkeyServer(directory / "valkey"))
         nats = stack.enter_context(NatsServer(directory / "nats"))

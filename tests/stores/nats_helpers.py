@@ -12,6 +12,7 @@ from typing import Any
 import nats as natspy
 import pytest
 
+from pxrs.clients import nats as nats_client
 from pxrs.errors import Unavailable
 from pxrs.settings import Settings
 from pxrs.stores.nats import NatsStore
@@ -122,3 +123,8 @@ def losing_swaps_alone(store: NatsStore, proxy: Proxy, direction: Direction) -> 
         patch.setattr(store._client, "burst", lose)
         yield
         assert proxy.lost[direction] > 0
+
+
+def client_loop() -> asyncio.AbstractEventLoop:
+    """The loop in which all connections of this process run."""
+    return nats_client._process.running().loop

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import ssl
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pxrs.errors import BadUrl, PxrsError, Refused, Unavailable, WentBack
+from pxrs.stores import nats as nats_store
 from pxrs.stores import nats_bucket, nats_watch
 from pxrs.stores.base import ABSENT, CONFLICT, Swap, Verdict
 from pxrs.stores.nats import NatsStore
@@ -21,7 +23,18 @@ from pxrs.testing.servers import nats
 from pxrs.testing.servers.base import free_ports, wait_until
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 
-from .nats_helpers import LONG, SOON, ask, consumers, delete_consumers, new_bucket, opened, store_at, store_on
+from .nats_helpers import (
+    LONG,
+    SOON,
+    ask,
+    client_loop,
+    consumers,
+    delete_consumers,
+    new_bucket,
+    opened,
+    store_at,
+    store_on,
+)
 
 pytestmark = pytest.mark.processes
 nats_server, nats_cluster = nats.nats_server, nats.nats_cluster
@@ -192,6 +205,23 @@ def test_a_paused_server_makes_reads_unavailable_and_swaps_unknown(own_server: N
         assert swap(store, "a", version, b"after").verdict is Verdict.UNKNOWN
         own_server.resume()
         wait_until(lambda: _value(store, "a") == b"after", "the write that was under way is there", SOON)
+
+
+def test_a_loop_that_stands_still_makes_swaps_unknown(
+    nats_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever keeps the loop busy, nobody knows then how far a swap came."""
+    monkeypatch.setattr(nats_store, "_SLACK_SECONDS", 0.1)
+    with store_on(nats_server, bucket, "timeout_ms=100") as store:
+        version = put(store, "a", b"before")
+        released = threading.Event()
+        client_loop().call_soon_threadsafe(released.wait, LONG)
+        try:
+            assert swap(store, "a", version, b"after").verdict is Verdict.UNKNOWN
+            assert store.swap_all([Swap("a", version, b"after")]).verdict is Verdict.UNKNOWN
+        finally:
+            released.set()
+        wait_until(lambda: _value(store, "a") in (b"before", b"after"), "the loop goes on", SOON)
 
 
 def test_a_deleted_bucket_is_reported_and_not_made_again(nats_server: NatsServer, bucket: str) -> None:

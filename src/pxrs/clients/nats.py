@@ -31,7 +31,17 @@ try:
 except ModuleNotFoundError as error:
     raise BadUrl("nats:// needs the package nats-py: pip install 'pxrs[nats]'") from error
 
-__all__ = ["Address", "ApiError", "Client", "NobodyAnswers", "Send", "checked", "nobody_answers", "status_of"]
+__all__ = [
+    "Address",
+    "ApiError",
+    "Client",
+    "NobodyAnswers",
+    "NotDoneInTime",
+    "Send",
+    "checked",
+    "nobody_answers",
+    "status_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +61,10 @@ _CLOSE_SECONDS = 2.0
 
 class NobodyAnswers(Unavailable):
     """The server is there, and nothing in it answers to this subject: JetStream is starting, or the stream is gone."""
+
+
+class NotDoneInTime(Unavailable):
+    """The loop itself has not come to an end with it: it may still happen."""
 
 
 class ApiError(Exception):
@@ -289,7 +303,7 @@ class Client:
         try:
             return _process.running().submit(work, seconds)
         except TimeoutError:
-            raise Unavailable(f"{self.address}: not done within {seconds:g} s; it may still happen") from None
+            raise NotDoneInTime(f"{self.address}: not done within {seconds:g} s; it may still happen") from None
 
     def _connection(self) -> _Connection:
         if self._closed:  # a late one must not connect again

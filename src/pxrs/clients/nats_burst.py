@@ -40,7 +40,12 @@ class _Burst:
     def take(self, token: int, answer: Msg) -> None:
         self.answers[token - self.first] = answer
         self._awaited -= 1
-        if not self._awaited and not self.done.done():
+        if not self._awaited:
+            self.end()
+
+    def end(self, *_: object) -> None:
+        """Nothing more will come."""
+        if not self.done.done():
             self.done.set_result(None)
 
 
@@ -59,19 +64,22 @@ class Mailbox:
 
     async def ask(self, sends: Sequence[Send], lost: asyncio.Future[None], seconds: float) -> list[Msg | None]:
         """The answers, in order; None for each that has not come before the connection is lost, or the time is up."""
-        await self._open()
+        if not self._inbox:
+            await self._open()
         burst = _Burst(self._next, len(sends), sum(send.answered for send in sends))
         tokens = range(self._next, self._next + len(sends))
         self._next += len(sends)
         for token, send in zip(tokens, sends, strict=True):
             if send.answered:
                 self._bursts[token] = burst
+        lost.add_done_callback(burst.end)
         try:
             with suppress(TimeoutError, OSError, nats.errors.Error):  # what was not sent gets no answer
                 async with asyncio.timeout(seconds):
                     await self._send(tokens, sends)
-                    await asyncio.wait({burst.done, lost}, return_when=asyncio.FIRST_COMPLETED)
+                    await burst.done
         finally:
+            lost.remove_done_callback(burst.end)
             for token in tokens:
                 self._bursts.pop(token, None)
         return burst.answers

@@ -20,11 +20,11 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 from pxrs.clients.address import parse
-from pxrs.clients.nats import Client
+from pxrs.clients.nats import Client, NotDoneInTime
 from pxrs.clients.nats_address import PORT, address_of
 from pxrs.errors import BadUrl, Closed, Refused, Unavailable
 from pxrs.settings import Settings
-from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap
+from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap, unknown
 from pxrs.stores.nats_bucket import Bucket
 from pxrs.stores.nats_swaps import Swapper
 from pxrs.stores.nats_watch import Watch
@@ -91,13 +91,19 @@ class NatsStore(Store):
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         seconds = self._time_for(len(swaps))
-        return self._run(lambda: self._swapper.each(swaps, seconds), seconds)
+        try:
+            return self._run(lambda: self._swapper.each(swaps, seconds), seconds)
+        except NotDoneInTime as error:
+            return [unknown(str(error))] * len(swaps)
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
         if len(swaps) > self.max_atomic:
             raise Refused(f"{self._bucket}: {len(swaps):,} rows in one swap; NATS takes {self.max_atomic:,}")
         seconds = self._time_for(len(swaps))
-        return self._run(lambda: self._swapper.all(swaps, seconds), seconds)
+        try:
+            return self._run(lambda: self._swapper.all(swaps, seconds), seconds)
+        except NotDoneInTime as error:
+            return unknown(str(error))
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:
         with self._lock:

@@ -8,6 +8,7 @@ characters is a single '='. So any key has one form, and the form has one key.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from pxrs.errors import Refused
@@ -16,6 +17,7 @@ MAX_SUBJECT = 2_000
 """The server takes lines of 4,096 bytes, and an answer's subject stands in them as well."""
 
 
+@lru_cache(maxsize=16_384)  # the same few keys are written all the time
 def stored_key(key: str) -> str:
     """The form in which a bucket holds the key; Refused if there is none."""
     try:
