@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _END_SECONDS = 2.0
@@ -22,11 +23,15 @@ class LoopThread:
 
     def submit(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Run it in the loop and wait for its result; TimeoutError when it takes longer than that."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        call = _Call(work)
+        self.loop.call_soon_threadsafe(call.start)
         try:
-            return future.result(seconds)
-        finally:
-            future.cancel()  # nothing happens if it is done
+            if not call.ended.acquire(timeout=seconds):
+                raise TimeoutError
+        except BaseException:
+            self.loop.call_soon_threadsafe(call.cancel)
+            raise
+        return call.result()
 
     def end(self) -> None:
         with suppress(Exception):
@@ -35,6 +40,40 @@ class LoopThread:
         self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
             self.loop.close()
+
+
+class _Call(Generic[T]):
+    """Work that one thread waits for. What asyncio has for this takes twice as many turns of the loop and of locks."""
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self._answer: list[T] = []
+        self._failure: BaseException | None = None
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            self._answer.append(await self._work)
+        except asyncio.CancelledError:
+            self._failure = CancelledError("the loop ends")
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self.ended.release()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self) -> T:
+        if self._failure is not None:
+            raise self._failure
+        return self._answer[0]
 
 
 async def _cancel_the_rest() -> None:
