@@ -33,7 +33,8 @@ SEALED = ROOT / "docs" / "reading-sealed.md"
 SEALED_SPARK = ROOT / "docs" / "sealed" / "spark.md"
 VIRTUAL = ROOT / "docs" / "virtual-partitions.md"
 STREAMING = ROOT / "docs" / "streaming.md"
-RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL, STREAMING)
+SPARK_USERS = ROOT / "docs" / "spark-users.md"
+RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL, STREAMING, SPARK_USERS)
 NOT_RUN = "# not run"
 
 pytestmark = pytest.mark.timeout(60)
@@ -223,6 +224,23 @@ def test_the_page_about_virtual_partitions_does_and_prints_what_it_says(tmp_path
 @pytest.mark.timeout(600)
 def test_the_page_about_streaming_does_what_it_says(tmp_path: Path) -> None:
     run_in_another_process("t.run_page(t.STREAMING, {})", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.xdist_group("spark-docs")
+@pytest.mark.timeout(600)
+def test_the_page_for_spark_users_does_what_it_says(tmp_path: Path) -> None:
+    said = run_in_another_process("t.run_page(t.SPARK_USERS, {})", tmp_path)
+    assert "owns [0, 1, 2, 3] and was 1000 messages behind" in said
+
+
+def test_the_options_that_spark_users_are_told_of_exist() -> None:
+    right = re.findall(r"^\| .* \| (.*) \|$", text_of(SPARK_USERS).partition("## Options")[2], re.MULTILINE)
+    left = re.findall(r"^\| (.*) \| the same", text_of(SPARK_USERS), re.MULTILINE)
+    named = {name for line in (*right, *left) for name in re.findall(r"`((?:pxrs\.)?[a-z][\w.]*[A-Za-z])`", line)}
+    kept = {name for name in named if "kafka" not in name and name not in ("earliest", "latest", "path")}
+    assert len(kept) > 10 and kept <= {*option_names(), *options._SETTINGS}
 
 
 LEAN = {"B C D": "B C", "in C D": "in C", "== 4 and": "== 3 and"}

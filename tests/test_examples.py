@@ -41,8 +41,22 @@ acct-0 has 100
 599 events in 8 partitions
 599 events were handled, of 20 accounts, 599 different ones
 """,
+    "aggregate_with_watermark.py": r"""
+7 minutes are final
+minute 3: 30 clicks on home
+minute 4: 50 clicks on home
+minute 5: 20 clicks on home
+""",
+    "etl_to_sql.py": r"""
+no database was named: a throwaway PostgreSQL is started
+the query has ended: an accident in batch 2, which has \d+ orders
+lag 0
+1198 bills in the table, 1198 different ones, for 30 accounts, worth 3,694.00
+""",
 }
-ON_SPARK = {"etl_to_parquet.py", "count_per_account.py", "route_stream.py"}
+ON_SPARK = {
+    "etl_to_parquet.py", "count_per_account.py", "route_stream.py", "aggregate_with_watermark.py", "etl_to_sql.py",
+}  # fmt: skip
 
 
 def run(name: str, *arguments: str) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-NUMBERS = range(1, 72)
+NUMBERS = (*range(1, 72), *range(73, 80))
 """Ownership, leases, rebalances and checkpoints: B-01 to B-27; the file log: B-28 to B-39; the registry's stores: B-40
-to B-60; the log on JetStream: B-61 and B-62; keys, names, settings and poison: B-63 to B-71."""
+to B-60; the log on JetStream: B-61 and B-62; keys, names, settings and poison: B-63 to B-71; Spark: B-73 to B-79."""
 
 
 def names_of_tests() -> Iterator[str]:

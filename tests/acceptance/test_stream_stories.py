@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,22 @@ class StreamTown(SparkTown):
         )
         return planned - done
 
+    @contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """SIGSTOP of driver, JVM and all that it has started, but not in the middle of a SQLite transaction."""
+        jvm = self.applications[name].jvm
+        family = [psutil.Process(self.applications[name].process.pid), jvm, *jvm.children(recursive=True)]
+        for _ in range(1_000):
+            _each(family, psutil.Process.suspend)
+            eventually(lambda: all(map(_stands, family)), f"all of {name} to stand still")
+            if self._registry_is_free():
+                break
+            _each(family, psutil.Process.resume)
+        try:
+            yield
+        finally:
+            _each(family, psutil.Process.resume)
+
     def prove(self) -> None:
         """A streaming query tells of a claim with its first batch: so each partition gets a message."""
         with self.load():
@@ -67,6 +83,16 @@ class StreamTown(SparkTown):
     def _every_claim_is_told(self) -> bool:
         self._remember_owners()
         return self._claims_are_told() and None not in self.owners().values()
+
+
+def _each(family: list[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            do(process)
+
+
+def _stands(process: psutil.Process) -> bool:
+    return not is_alive(process) or process.status() == psutil.STATUS_STOPPED
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +142,25 @@ def test_a_stream_whose_jvm_hangs_loses_its_partitions_although_its_member_beats
     assert town.outcomes("S", held) == ["refused"] and town.checkpoints() == checkpoints
     stuck.jvm.resume()
     town.await_owners("A", "S")
+    town.prove()
+    assert town.rows_of(held) == [] == town.staged(held)
+
+
+def test_a_stream_stopped_as_a_whole_past_its_lease_has_its_late_batch_refused(town: StreamTown) -> None:
+    town.crew("A", "S")
+    hold = town.hold("S", "staged")
+    town.post(400)
+    held = hold.await_held()
+    with town.frozen("S"):
+        town.await_owners("A")
+        town.await_done()
+        checkpoints = town.checkpoints()
+        assert "S" not in {line.member for line in town.queue.group("g").members()}, "it is taken for dead"
+        hold.release()
+    eventually(lambda: town.outcomes("S", held), "S's driver to hear what became of its commit")
+    assert town.outcomes("S", held) == ["refused"] and town.checkpoints() == checkpoints
+    town.await_owners("A", "S")
+    town.post(200)
     town.prove()
     assert town.rows_of(held) == [] == town.staged(held)
 

@@ -60,7 +60,8 @@ def driver(url: str, splits: int, is_turned: bool, batches: Sequence[int], end: 
         writer = stream_writer(options, SCHEMA, False)  # as Spark does: a new one for each batch
         reports = messages(writer, batch, splits, is_turned)
         if end and batch == batches[-1]:
-            _count_steps(end)
+            stepping = count_steps(end)
+            sink_append.append_patiently = stepping(appending.append_patiently)  # type: ignore[attr-defined]  # it imports it
         writer.commit(reports, batch)
 
 
@@ -70,8 +71,8 @@ def last_driver(url: str, splits: int, is_turned: bool, batches: Sequence[int]) 
     check(url, batches[-1] + 1)
 
 
-def _count_steps(end: int) -> None:
-    """End this process at a step."""
+def count_steps(end: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """End this process at a step. Returns what makes another call count as one."""
     seen = 0
 
     def step() -> None:
@@ -91,7 +92,7 @@ def _count_steps(end: int) -> None:
 
     for name in ("link", "rename", "unlink", "fsync", "rmdir"):
         setattr(os, name, stepping(getattr(os, name)))
-    sink_append.append_patiently = stepping(appending.append_patiently)  # type: ignore[attr-defined]  # it imports it
+    return stepping
 
 
 def forked(work: Callable[..., None], *args: Any) -> bool:

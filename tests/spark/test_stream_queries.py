@@ -246,6 +246,15 @@ def test_fenced_needs_a_group(queue: pxrs.Queue, stream: Callable[..., DataFrame
         run(stream(startingOffsets="earliest"), fenced(lambda df: None), tmp_path / "cp")
 
 
+def test_fenced_with_a_sink_refuses_other_sources_beside_the_group(
+    queue: pxrs.Queue, stream: Callable[..., DataFrame], tmp_path: Path
+) -> None:
+    both = stream(**GROUP).select("key", "value").union(stream(startingOffsets="earliest").select("key", "value"))
+    with pytest.raises(StreamingQueryException, match="reads nothing but the group's queue"):
+        run(both, fenced(sink=ParquetSink(str(tmp_path / "out"))), tmp_path / "cp")
+    assert set(checkpoints(queue)) == {0}
+
+
 def test_fenced_needs_something_to_do() -> None:
     with pytest.raises(BadSetting, match="something to do"):
         fenced()

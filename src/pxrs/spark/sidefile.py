@@ -4,6 +4,9 @@ The source process writes a *sheet* when Spark asks it for the partitions of a b
 which epochs; after a restart these are others than those in Spark's offset log. Whoever commits at the sink, in the
 driver or in a writer's process, reads it there, and leaves a *mark*: that it commits, and what it has committed.
 
+When it joins, the source also says where its log and its registry are: a writer knows nothing but where to write to.
+An address may hold a password, so all of this is for the eyes of one user only.
+
 The directory belongs to one JVM. A driver that comes back from the dead has another one than its successor, and never
 reads what is meant for that.
 """
@@ -15,6 +18,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -48,6 +52,14 @@ class Mark(NamedTuple):
     done: Identity | None = None
 
 
+class Places(NamedTuple):
+    """What a source was opened with: its log, its registry if that is elsewhere, and settings by their names."""
+
+    log: str
+    registry: str | None
+    settings: dict[str, Any]
+
+
 class SideFiles:
     """The files about one member of one group, in the directory of one JVM."""
 
@@ -55,6 +67,20 @@ class SideFiles:
         self._directory = _directory_of(jvm)
         name = sha256(f"{planned.log}/{planned.group}/{planned.member}".encode()).hexdigest()[:20]
         self._sheet, self._mark = self._directory / f"{name}.json", self._directory / f"{name}.sink"
+        self._places = self._directory / f"{name}.places"
+
+    @classmethod
+    def of_ancestor(cls, planned: Planned) -> SideFiles | None:
+        """Those of the JVM to which this process belongs; Spark may have started it through another one."""
+        jvm = _jvm_above()
+        return None if jvm is None else cls(jvm, planned)
+
+    def write_places(self, places: Places) -> None:
+        _write(self._places, places._asdict())
+
+    def places(self) -> Places | None:
+        found = _read(self._places)
+        return None if found is None else Places(**found)
 
     def write_sheet(self, sheet: Sheet) -> None:
         _write(self._sheet, sheet._asdict())
@@ -76,10 +102,21 @@ class SideFiles:
         return Mark(found["has_output"], None if found["done"] is None else _identity(found["done"]))
 
     def remove(self) -> None:
-        for path in (self._sheet, self._mark):
+        for path in (self._sheet, self._mark, self._places):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # other queries of this JVM are still there
             self._directory.rmdir()
+
+
+def has_members_beside() -> bool:
+    """Whether the JVM to which this process belongs has a source that is a member of a group."""
+    return _jvm_above() is not None
+
+
+def _jvm_above() -> int | None:
+    """The JVM that has started this process, if one of its sources has left files."""
+    home = _home()
+    return next((pid for pid in _ancestors() if (home / _name_of(pid)).is_dir()), None)
 
 
 def _identity(pair: list[Any]) -> Identity:
@@ -88,13 +125,17 @@ def _identity(pair: list[Any]) -> Identity:
 
 def _directory_of(jvm: int) -> Path:
     """Made if it is not there, for nobody's eyes but this user's; those of JVMs that are gone are cleared away."""
-    home = Path(tempfile.gettempdir(), f"pxrs-{os.getuid()}")
+    home = _home()
     _make_private(home)
     directory = home / _name_of(jvm)
     if not directory.exists():
         _sweep(home)
     _make_private(directory)
     return directory
+
+
+def _home() -> Path:
+    return Path(tempfile.gettempdir(), f"pxrs-{os.getuid()}")
 
 
 def _make_private(directory: Path) -> None:
@@ -114,6 +155,17 @@ def _name_of(pid: int) -> str:
     return f"jvm-{pid}-{started}"
 
 
+def _ancestors() -> Iterator[int]:
+    """The parent of this process, its parent, and so on; where that cannot be told, the parent alone."""
+    pid = os.getppid()
+    while pid > 1:
+        yield pid
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+
+
 def _sweep(home: Path) -> None:
     if not Path("/proc/self/stat").exists():
         return
@@ -128,7 +180,8 @@ def _write(path: Path, values: dict[str, Any]) -> None:
     for directory in (path.parent.parent, path.parent):  # another query of this JVM, that ended, may have removed it
         if not directory.exists():
             _make_private(directory)
-    aside.write_text(json.dumps(values), encoding="utf-8")
+    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        json.dump(values, file)
     aside.replace(path)
 
 

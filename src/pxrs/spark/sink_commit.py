@@ -21,7 +21,9 @@ from pxrs.logs.base import Log, Wish
 from pxrs.plugins import find_driver, split_url
 from pxrs.runtime.config import load_settings
 from pxrs.settings import Settings
+from pxrs.spark.sidefile import has_members_beside
 from pxrs.spark.sink_append import append_decided
+from pxrs.spark.sink_group import StagedFiles, commit_fenced, planned_in
 from pxrs.spark.sink_ledger import Decision, Ledger, sweep
 from pxrs.spark.sink_places import Place
 from pxrs.spark.sink_writers import Staged, Target
@@ -40,9 +42,34 @@ def open_log(url: str, wish: Wish, settings: Settings, create: bool) -> Log:
 # ---- committing ------------------------------------------------------------------------------------------------------
 
 
+def commit_batch(target: Target, place: Place, messages: Sequence[Any], checkpoint: str | None) -> None:
+    """Store a batch of a stream. If a member of a group has planned it, the checkpoints of its source move with it."""
+    directory = _path_of(checkpoint)
+    is_here = os.path.isdir(os.path.join(directory, "offsets"))
+    planned = planned_in(directory, place.sequence) if is_here else None
+    if not is_here and has_members_beside():
+        logger.warning(
+            "the checkpoint %s cannot be read here: a stream with pxrs.group.id is stored at least once; set "
+            "option checkpointLocation to a directory of this machine to have it once", checkpoint or "of this query",
+        )  # fmt: skip
+    if planned is None:
+        commit(target, place, messages)
+        return
+    settings = load_settings(**target.settings)
+    with closing(open_log(target.log, Wish(), settings, create=False)) as log:
+        staged = StagedFiles(_decision(log, place, _in_order(messages)), place.staged)
+        commit_fenced(log, settings, os.path.dirname(os.path.dirname(place.root)), planned, place.sequence, staged)
+    give_up(place)
+    sweep(place.root)
+
+
+def _in_order(messages: Sequence[Any]) -> list[Staged]:
+    return sorted((one for one in messages if isinstance(one, Staged)), key=lambda one: one.task)
+
+
 def commit(target: Target, place: Place, messages: Sequence[Any]) -> None:
     """Store what the tasks have staged for this place, unless the number is stored already."""
-    staged = sorted((one for one in messages if isinstance(one, Staged)), key=lambda one: one.task)
+    staged = _in_order(messages)
     settings = load_settings(**target.settings)
     ledger = Ledger(place.root, place.producer)
     with closing(open_log(target.log, Wish(), settings, create=False)) as log:
@@ -110,13 +137,16 @@ def give_up(place: Place) -> None:
 
 def query_of(checkpoint: str | None) -> str | None:
     """The id of a streaming query, from its checkpoint; None where that is not in a directory of this machine."""
-    path = (checkpoint or "").removeprefix("file://").removeprefix("file:")
     try:
-        with open(os.path.join(path, "metadata"), encoding="utf-8") as file:
+        with open(os.path.join(_path_of(checkpoint), "metadata"), encoding="utf-8") as file:
             found = json.load(file)["id"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(found)
+
+
+def _path_of(checkpoint: str | None) -> str:
+    return (checkpoint or "").removeprefix("file://").removeprefix("file:")
 
 
 # ---- what the driver keeps to itself ---------------------------------------------------------------------------------

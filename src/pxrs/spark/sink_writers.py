@@ -94,7 +94,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         place = self._place(messages, batchId)
         if place is not None:
-            _commits().commit(self._target, place, messages)
+            _commits().commit_batch(self._target, place, messages, self._checkpoint)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         place = self._place(messages, batchId)

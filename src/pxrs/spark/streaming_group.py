@@ -22,7 +22,7 @@ from pxrs.model import Grant, Range, check_name
 from pxrs.runtime.queue import Queue
 from pxrs.spark.options import StreamRequest
 from pxrs.spark.reading import Reading
-from pxrs.spark.sidefile import Identity, Sheet, SideFiles
+from pxrs.spark.sidefile import Identity, Places, Sheet, SideFiles
 from pxrs.spark.streaming import StreamReader
 from pxrs.spark.streaming_limits import IDLE_SECONDS
 from pxrs.spark.streaming_member import StreamMember, exit_on_sigterm, open_for
@@ -164,6 +164,7 @@ class GroupReader(StreamReader):
         files = SideFiles(os.getppid(), planned)
         files.remove()  # of a life before this one, in the same JVM
         files = SideFiles(os.getppid(), planned)
+        files.write_places(Places(self.request.read.log, self.request.registry, self.request.settings))
         member = StreamMember(self.queue, self.request, planned.member, self.clock)
         life = Life(member, Planner(member, self.request, self.limits), files, fenced=planned.fenced)
         member.shares.is_committed = lambda: _is_committed(life)

@@ -20,6 +20,8 @@ class Source(NamedTuple):
 
     options: dict[str, str]
     planned: Planned
+    is_alone: bool
+    """Whether the query has no other source."""
 
 
 class RunningQuery:
@@ -54,7 +56,7 @@ class RunningQuery:
         found = decode(planned[0])
         if planned == before:
             found = Planned(found.queue, found.log, found.group, found.member)
-        return Source(options[0], found)
+        return Source(options[0], found, self._entry(batch).size() == 1)
 
     def _options(self) -> Iterator[dict[str, str]]:
         """The options of each source, with their names in lower case. They never leave the driver."""
@@ -65,11 +67,15 @@ class RunningQuery:
                 entries = leaf.relation().options().asCaseSensitiveMap()
                 yield {str(name).lower(): str(entries[name]) for name in entries}
 
-    def _offsets(self, batch: int) -> Iterator[Any]:
+    def _entry(self, batch: int) -> Any:
+        """What stands in Spark's offset log about a batch: an offset, or nothing yet, for each source."""
         found = self._query.offsetLog().get(batch)
         if found.isEmpty():
             raise Unexpected(f"Spark's offset log has no entry for batch {batch}, which is running")
-        offsets = found.get().offsets().iterator()
+        return found.get().offsets()
+
+    def _offsets(self, batch: int) -> Iterator[Any]:
+        offsets = self._entry(batch).iterator()
         while offsets.hasNext():
             offset = offsets.next()
             if offset.isDefined():
