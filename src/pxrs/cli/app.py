@@ -27,6 +27,7 @@ from pxrs.cli import (
     registry,
     registry_copy,
     seek,
+    spark,
 )
 from pxrs.cli.options import QueueCommand
 from pxrs.cli.run import run as run_pipeline
@@ -71,6 +72,7 @@ VERBS = (
     Verb("registry copy", registry_copy.copy, "pxrs registry copy sqlite:registry.db etcd://127.0.0.1:2379/pxrs"),
     Verb("registry load", registry.load, "pxrs registry load file:./orders rows.jsonl"),
     Verb("health", create.health, "pxrs health file:./orders"),
+    Verb("spark pyfiles", spark.pyfiles, "pxrs spark pyfiles pxrs.zip", TyperCommand),
     Verb("demo", demo.demo, "pxrs demo --engine spark", TyperCommand),
 )
 
@@ -80,6 +82,7 @@ _FAMILIES = {
     "log": "Look at stored messages, and look after their files.",
     "dlq": "The dead letters: messages that a group could not process.",
     "registry": "The rows of the registry, as they are.",
+    "spark": "Get ready for a Spark cluster.",
 }
 
 

@@ -10,7 +10,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -83,10 +83,55 @@ class Stamp(NamedTuple):
     sequence: int
 
 
+class Rows(NamedTuple):
+    """A few messages to append to one partition, as plain values; they have neither headers nor tenants.
+
+    ``ids`` holds the 16 bytes of each, one after the other.
+    """
+
+    times: list[int]
+    keys: list[bytes | None]
+    values: list[bytes]
+    ids: bytes
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.values)
+
+    def batch(self) -> pa.RecordBatch:
+        """The same as ``ENTRY_SCHEMA``."""
+        rows = self.num_rows
+        columns = {
+            "timestamp": pa.array(self.times, TIMESTAMP),
+            "key": pa.array(self.keys, pa.binary()),
+            "value": pa.array(self.values, pa.binary()),
+            "id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(self.ids)]),
+        }
+        arrays = [columns[field.name] if field.name in columns else nulls(rows, field.type) for field in ENTRY_SCHEMA]
+        return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
+
+
+Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, int, bytes | None, Any, str | None]
+"""A message as ``pxrs.Message`` has it: partition, offset, key, value, time, id, headers, tenant."""
+
+
+def nulls(rows: int, kind: pa.DataType) -> pa.Array:
+    """A column of nulls: text, bytes, headers. Arrow's own has values behind its nulls, which would all be stored."""
+    nothing, ends = pa.py_buffer(bytes((rows + 7) // 8)), pa.py_buffer(bytes(4 * (rows + 1)))
+    if pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, rows, [nothing, ends], rows, children=[_NO_HEADERS])
+    return pa.Array.from_buffers(kind, rows, [nothing, ends, _NO_TEXT], rows)
+
+
+_NO_HEADERS = pa.nulls(0, HEADERS.value_type)  # pa.array would load pandas here
+_NO_TEXT = pa.py_buffer(b"")
+
+
 class Piece(NamedTuple):
     """A part of a partition that can be read alone, in another process, with nothing but this description.
 
-    ``kind`` is "arrow" (an IPC stream: ``position`` and ``length`` bound whole batches) or "parquet".
+    ``kind`` is "arrow" (an IPC stream: ``position`` and ``length`` bound whole batches), "parquet", or "log" (in a
+    server: ``path`` is the log's URL without a password, and behind a # the partition).
     The offsets that it covers may be wider than asked for: readers filter.
     """
 
@@ -127,6 +172,10 @@ class Log(ABC):
         a later retry with the same stamps is safe.
         """
 
+    def append_rows(self, rows: Mapping[int, Rows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
+        """The same for a few messages to each partition: a log may have a shorter way for them than over Arrow."""
+        return self.append({partition: few.batch() for partition, few in rows.items()}, stamps)
+
     @abstractmethod
     def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:
         """The next messages from ``offset`` on (``SCHEMA``), at most ``max_rows``, without blocking.
@@ -134,6 +183,10 @@ class Log(ABC):
         None when ``offset`` is the end. Raises Expired below the start, BeyondEnd above the end.
         May return fewer rows than there are: ask again.
         """
+
+    def read_rows(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | list[Row] | None:
+        """The same for who wants single messages: a log may have a shorter way to a few of them than over Arrow."""
+        return self.read(partition, offset, max_rows)
 
     @abstractmethod
     def bounds(self, partition: int) -> tuple[int, int]:

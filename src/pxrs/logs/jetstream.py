@@ -21,7 +21,7 @@ from pxrs.errors import Closed, Mismatch, NotFound, PxrsError, Refused, Unavaila
 from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish, agree
 from pxrs.logs.jetstream_bell import Bell
 from pxrs.logs.jetstream_chunks import ChunkSize
-from pxrs.logs.jetstream_names import DEFAULT_WINDOW_MS, Target, stream_of, target_of
+from pxrs.logs.jetstream_names import DEFAULT_WINDOW_MS, Target, stream_of, target_of, url_without_password
 from pxrs.logs.jetstream_reader import PartitionReader, Sizes
 from pxrs.logs.jetstream_stream import OVERHEAD, Stream
 from pxrs.logs.jetstream_writer import Part, PartitionWriter, look_back, parts_of
@@ -166,12 +166,16 @@ class JetStreamLog(Log):
     def offset_at(self, partition: int, timestamp_us: int) -> int:
         return self._run(self._reader(partition).offset_at(timestamp_us))
 
-    def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:  # noqa: ARG002 - the port's signature
-        self._check(partition)
-        raise Refused(
-            f"queue {self.identity.name!r} lives in a NATS stream: its messages are read through the driver for now, "
-            "not piece by piece by other processes"
-        )
+    def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
+        """One piece: whoever reads it asks the server, with what the server wants to know of it."""
+        bounds = self.bounds(partition)
+        for offset in (start, end):
+            if not bounds[0] <= offset <= bounds[1]:
+                refuse_offset(self.identity.name, partition, offset, bounds)
+        if len(self._place.names) > 1:
+            raise Refused(f"log {'/'.join(self._place.names)!r} has no address of its own: only its owner reads it")
+        url = url_without_password(self._place.target)
+        return [Piece("log", f"{url}#{partition}", start, end)] if start < end else []
 
     def chunks(self, partition: int) -> Sequence[Chunk]:
         return self._run(self._reader(partition).stored.chunks())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import xxhash
 
@@ -62,6 +62,19 @@ def target_of(url: str) -> Target:
             f"{', '.join(SECURITY)}"
         )
     return found
+
+
+def url_without_password(target: Target) -> str:
+    """For other processes, which must find the password, if one is needed, where they run."""
+    address = target.address
+    if address.password is not None:
+        raise Refused(
+            f"the password in the URL of queue {target.queue!r} does not go to other processes: keep user and password "
+            "in files that stand on every machine, nats://host/queue?user_file=PATH&password_file=PATH"
+        )
+    login = f"{quote(address.user, safe='')}@" if address.user else ""
+    options = f"?{urlencode(address.security)}" if address.security else ""
+    return f"nats://{login}{','.join(address.servers)}/{target.queue}{options}"
 
 
 def _hidden(url: str) -> str:

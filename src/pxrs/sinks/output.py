@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from pxrs.errors import Refused
+from pxrs.errors import Refused, Unavailable
 
 SMALL = 20_000
 """A Spark batch of at most so many messages is collected and written by the driver: one job less, 100 ms saved."""
@@ -36,5 +39,25 @@ def write_frame(frame: Any, path: str, compression: str, partition_by: Sequence[
     by Arrow it is another type than that of the files which the driver wrote beside it.
     """
     frame.sparkSession.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
+    written = None if _is_one_machine(frame) else import_module("pyspark.sql").Observation()
+    if written is not None:
+        frame = frame.observe(written, import_module("pyspark.sql.functions").expr("count(*) AS rows"))
     writer = frame.write.mode("overwrite").option("compression", compression)
     (writer.partitionBy(*partition_by) if partition_by else writer).parquet(f"file://{path}")
+    if written is not None:
+        check_seen(path, int(written.get["rows"]))
+
+
+def _is_one_machine(frame: Any) -> bool:
+    return str(frame.sparkSession.sparkContext.master).startswith("local")
+
+
+def check_seen(path: str, rows: int) -> None:
+    """Refuse output that executors have written to disks of their own: the driver would commit without it."""
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    seen = sum(pq.read_metadata(file).num_rows for file in files if file.endswith(".parquet"))
+    if seen != rows:
+        raise Unavailable(
+            f"executors wrote {rows} rows into {path}, and the driver sees {seen} there: it must be a directory that "
+            "driver and executors share"
+        )

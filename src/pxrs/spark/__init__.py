@@ -21,16 +21,19 @@ from pxrs.errors import BadSetting
 
 if TYPE_CHECKING:
     from pxrs.spark.fenced import fenced
+    from pxrs.spark.formats import register
     from pxrs.spark.frame import frame
     from pxrs.spark.pipeline import Pipeline
+    from pxrs.spark.pyfiles import py_files
     from pxrs.spark.routing import routed
     from pxrs.spark.session import session
 
-__all__ = ["Pipeline", "fenced", "frame", "routed", "session"]
+__all__ = ["Pipeline", "fenced", "frame", "py_files", "register", "routed", "session"]
 
 _HOMES = {
     "Pipeline": "pxrs.spark.pipeline", "fenced": "pxrs.spark.fenced", "frame": "pxrs.spark.frame",
-    "routed": "pxrs.spark.routing", "session": "pxrs.spark.session",
+    "py_files": "pxrs.spark.pyfiles", "register": "pxrs.spark.formats", "routed": "pxrs.spark.routing",
+    "session": "pxrs.spark.session",
 }  # fmt: skip
 _EXTRA = {"pyspark", "py4j", "pandas"}
 

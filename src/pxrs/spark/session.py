@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,8 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from pxrs.spark.formats import needs_registering, register
+from pxrs.spark.home import quick_home
 from pxrs.spark.java import find_java
 from pxrs.spark.streaming_state import watch_for_state
 
@@ -47,6 +50,8 @@ def session(
     with _launching(settings):
         spark: SparkSession = SparkSession.builder.config(map={**settings}).getOrCreate()
     watch_for_state(spark)
+    if needs_registering(spark):
+        register(spark)
     return spark
 
 
@@ -154,6 +159,9 @@ def _launching(settings: Mapping[str, str]) -> Iterator[None]:
     needed = {"JAVA_HOME": find_java()}
     if "spark.driver.bindAddress" in settings:
         needed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
+    home = quick_home() if re.match(r"local($|\[)", settings.get("spark.master", "")) else None
+    if home is not None:
+        needed["SPARK_HOME"] = home
     before = {variable: os.environ.get(variable) for variable in needed}
     os.environ.update(needed)
     try:
