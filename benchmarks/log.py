@@ -164,6 +164,16 @@ def _growth(place: Path, quick: bool, result: Result) -> None:
         for number, rates in found.items():
             result.figures[f"append MB/s at {number} {what}"] = rates.append
             result.figures[f"read MB/s at {number} {what}"] = rates.read
+            result.peers[f"raw write + sync, MB/s at {number} {what}"] = rates.raw
+    small = log_growth.with_small_batches(_folder(place), 128)
+    result.figures["read MB/s at 1 partition, batches as small as at 128"] = small
+    result.ratios["read at 128 partitions / at 1 with batches as small (1 = flat)"] = by_count[128].read / small
+    for name, first, last in (
+        (f"{sizes[-1]} MB / at 1 MB", by_size[sizes[0]], by_size[sizes[-1]]),
+        ("128 partitions / at 1", by_count[1], by_count[128]),
+    ):
+        share = last.append / last.raw / (first.append / first.raw)
+        result.ratios[f"append at {name}, each in terms of raw writing there (1 = flat)"] = share
     for verb in ("append", "read"):
         ends = [getattr(by_size[number], verb) for number in (sizes[0], sizes[-1])]
         result.ratios[f"{verb} at {sizes[-1]} MB / at 1 MB (1 = flat)"] = ends[1] / ends[0]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import pxrs
-from benchmarks.harness import PeerFailed, Result, require_equal
+from benchmarks.harness import Result, require_equal
 from benchmarks.parts.applications import spark_application
 from benchmarks.parts.handlers import COLUMNS, COUNTED, EACH_ROW, ONE_IN_16, Handler
-from benchmarks.parts.messages import PARTITIONS, fill, whole, write_json, write_parquet
+from benchmarks.parts.messages import JSON_COLUMNS, PARTITIONS, fill, whole, write_json, write_parquet
+from benchmarks.parts.races import race
+from benchmarks.parts.sealed import race_sealed
+from benchmarks.parts.streams import Streams
+from benchmarks.parts.writes import Writes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SUMMARY = (
-    "10 M messages of 100 bytes (--quick: 1 M): pipelines and batch reads on Spark, against Parquet and JSON sources"
-)
+SUMMARY = "10 M messages of 100 bytes (--quick: 1 M) through Spark: pipelines, streams, reads, writes, against its own"
 
 HANDLERS = (EACH_ROW, ONE_IN_16, COUNTED)
-ROUNDS = 3
 LONG_BATCHES = pxrs.Settings(target_batch_ms=5_000)
 """The peer takes everything in one batch. The default, about 1 s, is measured too."""
 NEEDED = "key binary, value binary, offset long"
-"""What the aggregation looks at. JSON is text throughout; Spark's reader of it passes over other fields by itself."""
-JSON_COLUMNS = "key string, value string, topic string, partition int, offset long, timestamp timestamp"
+"""What the aggregation looks at. Spark's reader of JSON passes over other fields by itself."""
 
 
 def run(quick: bool) -> Result:
@@ -44,35 +42,17 @@ def run(quick: bool) -> Result:
         course = Course(spark, Path(place), messages)
         for handler in HANDLERS:
             ours, peer = partial(course.ours, handler, LONG_BATCHES), partial(course.peer, handler)
-            _race(result, handler.title, messages, ours, peer)
+            race(result, handler.title, messages, ours, {"": peer})
         ours, peer = partial(course.ours, EACH_ROW, pxrs.Settings()), partial(course.peer, EACH_ROW)
-        _race(result, f"{EACH_ROW.title}, batches of 1 s", messages, ours, peer)
+        race(result, f"{EACH_ROW.title}, batches of 1 s", messages, ours, {"": peer})
         for title, columns in (("", NEEDED), (", all columns", None)):
             read, parsed = partial(course.our_aggregation, columns), partial(course.json_aggregation, columns)
-            _race(result, f"batch source → aggregation{title}", messages, read, parsed)
+            race(result, f"batch source → aggregation{title}", messages, read, {"": parsed})
         course.queue.close()
+        Streams(spark, Path(place), messages).run(result)
+        race_sealed(spark, result, Path(place), messages, warm_up=1 if quick else 3, rounds=3 if quick else 7)
+        Writes(spark, Path(place), messages).run(result)
     return result
-
-
-def _race(result: Result, title: str, messages: int, ours: Callable[[], object], peer: Callable[[], object]) -> None:
-    """In turns, so that whatever else the machine does disturbs both; the median counts."""
-    times: dict[str, list[float]] = {"ours": [], "peer": []}
-    for _ in range(ROUNDS):
-        times["ours"].append(_seconds(ours))
-        try:
-            times["peer"].append(_seconds(peer))
-        except Exception as error:
-            raise PeerFailed(f"{title}: {error}") from error
-    our_time, peer_time = statistics.median(times["ours"]), statistics.median(times["peer"])
-    result.figures[f"{title}, M messages/s"] = messages / our_time / 1e6
-    result.peers[f"{title}, M messages/s"] = messages / peer_time / 1e6
-    result.ratios[title] = peer_time / our_time
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 class Course:

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import pxrs
 from benchmarks.parts.log_rounds import elsewhere
-from benchmarks.parts.log_work import fill, new_queue, read_all, stored_bytes, table
+from benchmarks.parts.log_work import KEYS, VALUE, fill, new_queue, read_all, stored_bytes, table
+from benchmarks.parts.peers_machine import raw_append
+from pxrs.logs.base import Rows
 from pxrs.logs.manifest import NAME, Manifest, Sealed, Summary, write_manifest
 
-ROW_BYTES = 161
+ROW_BYTES = 153
 """What a message of the benchmark takes in a segment."""
 PROBE_ROWS = 200_000
 ROUNDS = 3
@@ -24,6 +26,8 @@ class Rates(NamedTuple):
 
     append: float
     read: float
+    raw: float
+    """Of the same bytes, written and synced with nothing between, into as many files, in the same rounds."""
 
 
 def with_size(place: Path, sizes: list[int]) -> dict[int, Rates]:
@@ -41,7 +45,7 @@ def with_size(place: Path, sizes: list[int]) -> dict[int, Rates]:
 
 def _probe(queue: pxrs.Queue, directory: Path, held: int) -> Rates:
     """Append at the end, and read as much from the middle: no step is special there."""
-    appends, reads = [], []
+    appends, reads, raws = [], [], []
     chunk, size = table(PROBE_ROWS), PROBE_ROWS * ROW_BYTES / 1e6
     partitions = len(queue.ends())
     for _ in range(ROUNDS):
@@ -49,7 +53,8 @@ def _probe(queue: pxrs.Queue, directory: Path, held: int) -> Rates:
         fill(queue, PROBE_ROWS, chunk)
         appends.append(size / (time.perf_counter() - began))
         reads.append(size / read_all(str(directory), held // partitions // 2, PROBE_ROWS // partitions, find=False))
-    return Rates(statistics.median(appends), statistics.median(reads))
+        raws.append(size / raw_append(directory.parent / "raw", round(size * 1e6), partitions))
+    return Rates(*map(statistics.median, (appends, reads, raws)))
 
 
 def with_partitions(place: Path, counts: list[int]) -> dict[int, Rates]:
@@ -58,7 +63,7 @@ def with_partitions(place: Path, counts: list[int]) -> dict[int, Rates]:
 
 
 def _spread(place: Path, partitions: int) -> Rates:
-    chunk, appends, reads = table(PROBE_ROWS), [], []
+    chunk, appends, reads, raws = table(PROBE_ROWS), [], [], []
     with new_queue(place, partitions) as queue:
         directory = next(path.parent for path in place.rglob("queue.json"))
         fill(queue, PROBE_ROWS, chunk)  # the first use of a partition makes its first file
@@ -69,7 +74,21 @@ def _spread(place: Path, partitions: int) -> Rates:
             stored = stored_bytes(place)
             appends.append((stored - before) / 1e6 / took)
             reads.append(stored / 1e6 / read_all(str(directory), find=False))
-    return Rates(statistics.median(appends), statistics.median(reads))
+            raws.append((stored - before) / 1e6 / raw_append(directory.parent / "raw", stored - before, partitions))
+    return Rates(*map(statistics.median, (appends, reads, raws)))
+
+
+def with_small_batches(place: Path, partitions: int) -> float:
+    """Megabytes a second of reading one partition whose batches are as small as those that so many partitions get: what
+    is left of the difference is due to the partitions themselves."""
+    rows = PROBE_ROWS // partitions
+    with new_queue(place, 1, durability="flush") as queue:
+        directory = next(path.parent for path in place.rglob("queue.json"))
+        batch = Rows([0] * rows, [KEYS[0].encode()] * rows, [VALUE] * rows, bytes(16 * rows)).batch()
+        for _ in range((ROUNDS + 1) * partitions):
+            queue.log.append({0: batch})
+        size = stored_bytes(place) / 1e6
+        return statistics.median(size / read_all(str(directory), find=False) for _ in range(ROUNDS))
 
 
 class Opening(NamedTuple):

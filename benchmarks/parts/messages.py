@@ -18,6 +18,8 @@ VALUE_BYTES = 100
 PARTITIONS = 8
 ACCOUNTS = 1_000
 _CHUNK = 100_000
+JSON_COLUMNS = "key string, value string, topic string, partition int, offset long, timestamp timestamp"
+"""JSON is text throughout. Given always: Spark would read everything twice to guess it."""
 
 
 def chunk(first: int, rows: int) -> pa.Table:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pxrs.logs import files
+from pxrs.logs import files, syncfs
 
 _BLOCK = 8 * 2**20
+_SYNCS_AT_ONCE, _MANY = 16, 32  # as the log does it
 
 
 def raw_write(place: Path, size: int) -> float:
@@ -27,6 +29,26 @@ def raw_write(place: Path, size: int) -> float:
     took = time.perf_counter() - began
     os.close(fd)
     path.unlink()
+    return took
+
+
+def raw_append(place: Path, size: int, files: int) -> float:
+    """Seconds to add so many bytes to files that grow, the same to each, and to sync them all."""
+    block = memoryview(os.urandom(max(1, size // files)))
+    place.mkdir(exist_ok=True)
+    paths = [place / f"raw-{number}" for number in range(files)]
+    with ThreadPoolExecutor(_SYNCS_AT_ONCE) as threads:
+        began = time.perf_counter()
+        opened = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) for path in paths]
+        for fd in opened:
+            rest = block
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        if not (files >= _MANY and syncfs.sync_together(opened)):
+            list(threads.map(os.fdatasync, opened))
+        took = time.perf_counter() - began
+    for fd in opened:
+        os.close(fd)
     return took
 
 

@@ -12,7 +12,7 @@ from pxrs.logs import indexfile, walk
 from pxrs.logs.base import Stamp
 from pxrs.logs.files import FileLog
 from pxrs.logs.index import BatchIndex
-from pxrs.logs.segment import Header, read_header
+from pxrs.logs.segment import Header, read_message
 
 from .conftest import OpenFile
 from .helpers import entries, numbered, read_all
@@ -182,11 +182,12 @@ def test_opening_a_long_segment_reads_its_index_and_not_its_headers(
 ) -> None:
     read: list[Header] = []
 
-    def noted(data: bytes) -> Header:
-        read.append(read_header(data))
-        return read[-1]
+    def noted(data: bytes, body: bool = False) -> tuple[Header, bool]:
+        found = read_message(data, body)
+        read.append(found[0])
+        return found
 
-    monkeypatch.setattr(walk, "read_header", noted)
+    monkeypatch.setattr(walk, "read_message", noted)
     assert open_file().bounds(0) == (0, 4 * BATCHES)
     with_index = len(read)
     for path in segments:

@@ -37,6 +37,29 @@ def test_every_kind_of_change_is_told(tmp_path: Path, watch: Watch) -> None:
     cancel()
 
 
+def test_who_waits_for_one_entry_hears_its_modifications_and_every_other_kind_of_change(tmp_path: Path) -> None:
+    for name in ("lock", "segment"):
+        (tmp_path / name).write_bytes(b"0")
+    all_heard, heard = threading.Event(), threading.Event()
+    cancels = [
+        inotify.watch_directory(str(tmp_path), all_heard.set),
+        inotify.watch_directory(str(tmp_path), heard.set, only="lock"),
+    ]
+    (tmp_path / "segment").write_bytes(b"1")
+    assert all_heard.wait(10)
+    all_heard.clear()
+    (tmp_path / "segment").write_bytes(b"2")  # once this is told, what came of the one before it has been told as well
+    assert all_heard.wait(10)
+    assert not heard.is_set()
+    (tmp_path / "lock").write_bytes(b"1")
+    assert heard.wait(10)
+    heard.clear()
+    (tmp_path / "segment").unlink()
+    assert heard.wait(10)
+    for cancel in cancels:
+        cancel()
+
+
 def test_others_go_on_when_one_cancels_or_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heard, cancelled = threading.Event(), threading.Event()
 

@@ -88,7 +88,7 @@ def test_b75_a_stream_that_reads_alone_goes_on_and_a_gap_in_its_checkpoint_is_lo
     assert [progress["numInputRows"] for progress in first.recentProgress][:2] == [60, 40]
     assert offsets_in(tmp_path / "cp")[0]["orders"] == {"0": 15, "1": 15, "2": 15, "3": 15}
     added = add(queue)
-    to_files(stream(), tmp_path)
+    to_files(stream(minPartitions=4), tmp_path)  # read by tasks, not by the source process
     assert places(spark.read.parquet(f"{tmp_path}/out")) == sorted(EVERYTHING + added)
     (tmp_path / "cp" / "offsets" / "1").unlink()
     (tmp_path / "cp" / "offsets" / ".1.crc").unlink()
@@ -191,7 +191,7 @@ def test_b74_a_query_that_failed_in_a_batch_has_the_same_rows_in_it_when_it_goes
             raise RuntimeError("the program is broken")
         return df
 
-    frame = stream(**GROUP, maxOffsetsPerTrigger=40)
+    frame = stream(**GROUP, **{"pxrs.fast.rows": 0}, maxOffsetsPerTrigger=40)  # read by tasks
     each = fenced(process, sink=QueueSink(copied))
     with pytest.raises(StreamingQueryException, match="the program is broken"):
         run(frame, each, tmp_path / "cp")

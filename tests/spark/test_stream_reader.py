@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyspark.serializers import SpecialLengths
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as SparksOwn
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.python_streaming_source_runner import PREFETCHED_RECORDS_NOT_FOUND, partitions_func
 from tests.spark.helpers import EACH, PARTITIONS, messages, open_orders
-from tests.spark.stream_helpers import COLUMNS, Checkpoint, Query, reader_of
+from tests.spark.stream_helpers import COLUMNS, Checkpoint, Query, member_of, reader_of
 
 import pxrs
 from pxrs.errors import BadSetting, Expired, Mismatch, PxrsError
@@ -18,6 +24,7 @@ from pxrs.spark.columns import schema_of
 from pxrs.spark.options import check_read, parse, parse_stream
 from pxrs.spark.reading import TaskReader
 from pxrs.spark.source import DefaultSource
+from pxrs.spark.streaming import StreamReader
 
 EVERYTHING = [(p, offset) for p in range(PARTITIONS) for offset in range(EACH)]
 
@@ -90,6 +97,48 @@ def test_assigned_partitions_only_and_long_ranges_in_several_tasks(queue: pxrs.Q
     assert query.plan()
     assert len(query.reader.partitions(query.offset(-1), query.offset(0))) == 3
     assert query.execute() == [(2, offset) for offset in range(EACH)]
+
+
+def handed(query: Query) -> tuple[int, list[tuple[int, int]] | None]:
+    """What Spark's own code for the source process makes of a plan: how many tasks, and the rows that come with it."""
+    asked, answer = BytesIO(), BytesIO()
+    for text in (json.dumps(query.offset(batch)).encode() for batch in (-1, 0)):
+        asked.write(len(text).to_bytes(4, "big") + text)
+    asked.seek(0)
+    partitions_func(query.reader, DefaultSource({}), from_arrow_schema(schema_of(COLUMNS)), 10_000, asked, answer)
+    answer.seek(0)
+    tasks = _number(answer)
+    for _ in range(tasks):
+        answer.read(_number(answer))
+    if _number(answer) == PREFETCHED_RECORDS_NOT_FOUND:
+        return tasks, None
+    assert _number(answer) == SpecialLengths.START_ARROW_STREAM
+    rows = pa.ipc.open_stream(answer).read_all()
+    return tasks, sorted(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True))
+
+
+def _number(answer: BytesIO) -> int:
+    return int.from_bytes(answer.read(4), "big", signed=True)
+
+
+def test_a_small_batch_is_read_here_and_goes_to_spark_with_its_plan(queue: pxrs.Queue, tmp_path: Path) -> None:
+    def planned(reader: StreamReader) -> Query:
+        query = Query(reader, Checkpoint())
+        assert query.plan()
+        return query
+
+    quick = planned(reader_of(tmp_path, startingOffsets="earliest"))
+    assert handed(quick) == (1, EVERYTHING)
+    assert not isinstance(quick.reader, SparksOwn) and quick.reader.getCache({}, {}) is None, "handed over once"
+    assert quick.execute() == EVERYTHING, "a task can read them too, where they are lost"
+    assert handed(planned(reader_of(tmp_path, startingOffsets="earliest", minPartitions="8"))) == (8, None)
+    assert handed(planned(reader_of(tmp_path, startingOffsets="earliest", maxRecordsPerPartition="9"))) == (12, None)
+    member = planned(member_of(tmp_path, **{"pxrs.fast.rows": "99"}))
+    assert handed(member) == (PARTITIONS, None)
+    member.reader.stop()
+    ends = queue.ends()
+    queue.log.append({p: messages(p, range(end, end + 9_999)) for p, end in ends.items() if p < 2})
+    assert handed(planned(reader_of(tmp_path, startingOffsets="earliest"))) == (PARTITIONS, None)
 
 
 def test_b76_the_offset_never_goes_back_and_is_the_same_when_nothing_is_new(queue: pxrs.Queue, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import select
 import struct
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pxrs.errors import NotFound, Unavailable
 
@@ -30,11 +31,22 @@ _Q_OVERFLOW, _IGNORED = 0x4000, 0x8000
 _ONLY_DIRECTORY = 0x01000000
 _MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_DIRECTORY
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_READ = 8_192  # what does not fit is there for the next read
 _EVERYONE = -1  # the watch number of the kernel's "events were lost"
 
 
 class _LimitError(Exception):
     """The kernel has no inotify, or no more watches, for this user."""
+
+
+class _Listener(NamedTuple):
+    """Whom to call; ``only``: the one entry whose modifications matter to it."""
+
+    notify: Notify
+    only: bytes | None
+
+    def hears(self, modified: set[bytes], other: bool) -> bool:
+        return other or self.only is None or self.only in modified
 
 
 class InotifyWatcher:
@@ -43,7 +55,7 @@ class InotifyWatcher:
     def __init__(self) -> None:
         self.wakeups = 0
         self._lock = threading.Lock()
-        self._callbacks: dict[int, dict[object, Notify]] = {}
+        self._callbacks: dict[int, dict[object, _Listener]] = {}
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._new_instance()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
@@ -59,14 +71,15 @@ class InotifyWatcher:
             raise _LimitError(os.strerror(ctypes.get_errno()))
         return fd
 
-    def watch(self, path: str, notify: Notify) -> Cancel:
+    def watch(self, path: str, notify: Notify, only: str | None = None) -> Cancel:
         with self._lock:
             watch = int(self._libc.inotify_add_watch(self._fd, os.fsencode(path), _MASK))
             if watch < 0:
                 raise _refusal(path, ctypes.get_errno())
             # The kernel gives the same number for the same directory: the callbacks are the reference count.
             token = object()
-            self._callbacks.setdefault(watch, {})[token] = notify
+            entry = None if only is None else os.fsencode(only)
+            self._callbacks.setdefault(watch, {})[token] = _Listener(notify, entry)
         return lambda: self._cancel(watch, token)
 
     def _cancel(self, watch: int, token: object) -> None:
@@ -87,26 +100,40 @@ class InotifyWatcher:
             self.wakeups += 1
             if self._wake_read in ready:
                 return
-            for notify in self._changed(os.read(self._fd, 65_536)):
+            for notify in self._changed(os.read(self._fd, _READ)):
                 _call(notify)
 
     def _changed(self, events: bytes) -> list[Notify]:
         """The callbacks of every directory named in the events, each once, however many events there are."""
-        watches: set[int] = set()
+        modified: dict[int, set[bytes]] = {}
+        other: set[int] = set()
         gone: set[int] = set()
         position = 0
         while position < len(events):
             watch, mask, _, name_length = _EVENT.unpack_from(events, position)
-            watches.add(_EVERYONE if mask & _Q_OVERFLOW else watch)
+            position += _EVENT.size
+            if mask & _MODIFY:
+                modified.setdefault(watch, set()).add(events[position : position + name_length].rstrip(b"\0"))
+            else:
+                other.add(_EVERYONE if mask & _Q_OVERFLOW else watch)
             if mask & _IGNORED:
                 gone.add(watch)
-            position += _EVENT.size + name_length
+            position += name_length
         with self._lock:
-            chosen = self._callbacks if _EVERYONE in watches else watches & self._callbacks.keys()
-            found = [notify for watch in chosen for notify in self._callbacks[watch].values()]
+            found = self._hearing(modified, other)
             for watch in gone:
                 self._callbacks.pop(watch, None)
         return found
+
+    def _hearing(self, modified: dict[int, set[bytes]], other: set[int]) -> list[Notify]:
+        if _EVERYONE in other:
+            return [one.notify for listeners in self._callbacks.values() for one in listeners.values()]
+        return [
+            one.notify
+            for watch in modified.keys() | other
+            for one in self._callbacks.get(watch, {}).values()
+            if one.hears(modified.get(watch, set()), watch in other)
+        ]
 
     def close(self) -> None:
         os.write(self._wake_write, b"x")
@@ -126,7 +153,7 @@ class PollingWatcher:
     def __init__(self, seconds: float = POLL_SECONDS) -> None:
         self._seconds = seconds
 
-    def watch(self, path: str, notify: Notify) -> Cancel:
+    def watch(self, path: str, notify: Notify, only: str | None = None) -> Cancel:  # noqa: ARG002 - it compares all
         first = _entries(path)
         stop = threading.Event()
         arguments = (path, notify, stop, first)
@@ -206,17 +233,18 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def watch_directory(path: str, notify: Notify) -> Cancel:
-    """Call ``notify`` after any entry of the directory was modified, created, renamed or deleted.
+def watch_directory(path: str, notify: Notify, only: str | None = None) -> Cancel:
+    """Call ``notify`` after any entry of the directory was modified, created, renamed or deleted. With ``only``, the
+    modifications of other entries may be passed over.
 
     It is called from the watcher's thread and must be quick; several changes may make one call. A call that
     is already under way when the returned cancel function runs may still finish after it.
     """
     try:
-        return _process.inotify().watch(path, notify)
+        return _process.inotify().watch(path, notify, only)
     except _LimitError as reason:
         logger.warning("%s: watched by polling every %d ms: %s", path, POLL_SECONDS * 1000, reason)
-        return PollingWatcher().watch(path, notify)
+        return PollingWatcher().watch(path, notify, only)
 
 
 def wakeups() -> int:

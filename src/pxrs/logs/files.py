@@ -17,14 +17,15 @@ import pyarrow as pa
 
 from pxrs.clients.inotify import watch_directory
 from pxrs.errors import Closed, Damaged, Unavailable
-from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish
+from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Row, Rows, Stamp, Wish
+from pxrs.logs.mark import has_marks
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.queuefile import directory_of, open_directory, partition_directory, sibling_directory
 from pxrs.logs.records import check_entries, check_partition
 from pxrs.logs.sealing import seal, sweep_at_first_use, trim
 from pxrs.logs.segment import Room
 from pxrs.logs.syncfs import sync_together
-from pxrs.logs.writer import PartitionWriter
+from pxrs.logs.writer import Entries, PartitionWriter
 from pxrs.settings import Settings
 
 _SYNCS_AT_ONCE = 16
@@ -80,15 +81,23 @@ class FileLog(Log):
     def append(
         self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None
     ) -> dict[int, int]:
-        writers = {number: self._partition(number)[1] for number in sorted(batches)}
         for batch in batches.values():
             check_entries(batch)
+        return self._store(batches, stamps or {})
+
+    def append_rows(self, rows: Mapping[int, Rows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
+        if self._settings.compression != "none":  # Arrow does that
+            return super().append_rows(rows, stamps)
+        return self._store(rows, stamps or {})
+
+    def _store(self, batches: Mapping[int, Entries], stamps: Mapping[int, Stamp]) -> dict[int, int]:
+        writers = {number: self._partition(number)[1] for number in sorted(batches)}
         firsts: dict[int, int] = {}
         try:
             with ExitStack() as locks:
                 for writer in writers.values():  # in sorted order: two processes never wait for each other
-                    locks.enter_context(writer.locked())
-                given = {number: (batches[number], (stamps or {}).get(number)) for number in writers}
+                    locks.callback(writer.lock())
+                given = {number: (batches[number], stamps.get(number)) for number in writers}
                 known = {number: writer.find(*given[number]) for number, writer in writers.items()}
                 room = Room()
                 for number, writer in writers.items():  # only now: what is refused in one is written to none
@@ -127,6 +136,9 @@ class FileLog(Log):
     def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:
         return self._partition(partition)[0].read(offset, max_rows)
 
+    def read_rows(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | list[Row] | None:
+        return self._partition(partition)[0].read_rows(offset, max_rows)
+
     def bounds(self, partition: int) -> tuple[int, int]:
         return self._partition(partition)[0].bounds()
 
@@ -140,7 +152,8 @@ class FileLog(Log):
         return self._partition(partition)[0].chunks()
 
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
-        return watch_directory(self._partition(partition)[0].directory, notify)
+        # What is written to a segment is there for readers when the mark in the lock file has moved.
+        return watch_directory(self._partition(partition)[0].directory, notify, "lock" if has_marks() else None)
 
     # --- what is old
 

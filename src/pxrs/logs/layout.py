@@ -16,7 +16,8 @@ _U16, _I32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
 _PAIR = struct.Struct("<HHHH")  # how the table of one key and its value is laid out
 _MOST_VALUES = 64
 _BATCH, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4  # field numbers in Arrow's Message table
-_BODY = b"body"
+_ROWS, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3  # field numbers in its RecordBatch table
+BODY, ROWS, NODES, BUFFERS = b"body", b"rows", b"nodes", b"buffers"
 _CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
 BLANK = b"0" * 16
 """What the checksums count instead of themselves."""
@@ -32,17 +33,15 @@ class Layout:
     def __init__(self, header: bytes) -> None:
         self.places = custom_metadata(header)
         self.checksums = [self.places[name][0] for name in _CHECKSUMS]
-        root = _root(header)
-        values = {**self.places, _BODY: (_field(header, root, _BODY_LENGTH), _I64.size)}
+        self.is_compressed = _has(header, _batch(header), _COMPRESSION)
+        values = value_places(header)
         self._names = sorted(values, key=lambda name: values[name])
         widths, at = [], 0
         for name in self._names:
             place, length = values[name]
             widths += [place - at, length]
             at = place + length
-        # What follows, up to the description of the columns, are the name of the last value and the like.
-        columns = _follow(header, _field(header, root, _BATCH))
-        widths.append((columns if columns >= at else len(header)) - at)
+        widths.append(len(header) - at)
         if min(widths) < 0:
             raise IndexError("values overlap")
         self._parts = struct.Struct("".join(f"{width}s" for width in widths))
@@ -77,7 +76,7 @@ def lay_out(header: bytes) -> tuple[Layout, Values]:
 
 
 def body_length(values: Values) -> int:
-    return int(_I64.unpack(values[_BODY])[0])
+    return int(_I64.unpack(values[BODY])[0])
 
 
 def _field(data: bytes, table: int, number: int) -> int:
@@ -114,4 +113,28 @@ def custom_metadata(data: bytes) -> Places:
         if length < 0 or value + 4 + length > len(data):
             raise IndexError("a text ends outside the header")
         found[data[key + 4 : key + 4 + words[key >> 2]]] = value + 4, length
+    return found
+
+
+def _batch(header: bytes) -> int:
+    """Where the table of the batch begins."""
+    return _follow(header, _field(header, _root(header), _BATCH))
+
+
+def _has(header: bytes, table: int, number: int) -> bool:
+    try:
+        return _field(header, table, number) > 0
+    except KeyError:
+        return False
+
+
+def value_places(header: bytes) -> Places:
+    """Where everything stands that differs from batch to batch: custom metadata, and numbers that describe it."""
+    found = {**custom_metadata(header), BODY: (_field(header, _root(header), _BODY_LENGTH), _I64.size)}
+    batch = _batch(header)
+    if _has(header, batch, _ROWS):  # a batch without rows does not say so
+        found[ROWS] = _field(header, batch, _ROWS), _I64.size
+    for name, number in ((NODES, _NODES), (BUFFERS, _BUFFERS)):
+        vector = _follow(header, _field(header, batch, number))
+        found[name] = vector + 4, 16 * int(_I32.unpack_from(header, vector)[0])
     return found

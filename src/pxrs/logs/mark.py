@@ -15,7 +15,8 @@ import xxhash
 
 from pxrs.errors import Damaged
 
-_SIZE = 16 + 1 + 20 + 1 + 20 + 1 + 16
+_TEXT = 16 + 1 + 20 + 1 + 20
+_SIZE = _TEXT + 1 + 16
 _TRIES = 3
 
 
@@ -36,13 +37,28 @@ def _boot() -> str | None:
         return None
 
 
-def write_mark(fd: int, mark: Mark) -> None:
-    """Put the mark into the open lock file. It need not be synced itself: it says what is, for this boot only."""
+def has_marks() -> bool:
+    """Whether this system can tell one boot from another: else there are no marks."""
+    return _boot() is not None
+
+
+def write_mark(fd: int, mark: Mark) -> bytes | None:
+    """Put the mark into the open lock file. It need not be synced itself: it says what is, for this boot only.
+
+    Returns what stands there now: who finds the same again need not look closer.
+    """
     boot = _boot()
     if boot is None:
-        return
+        return None
     text = f"{boot} {mark.base:020d} {mark.position:020d}".encode()
-    os.pwrite(fd, text + b" " + xxhash.xxh3_64_hexdigest(text).encode(), 0)
+    data = text + b" " + xxhash.xxh3_64_hexdigest(text).encode()
+    os.pwrite(fd, data, 0)
+    return data
+
+
+def is_marked(fd: int, data: bytes) -> bool:
+    """Whether the mark is the one that was written so."""
+    return os.pread(fd, _SIZE, 0) == data
 
 
 def read_mark(directory: str) -> Mark | None:
@@ -71,8 +87,7 @@ def refuse_shorter(directory: str, mark: Mark, found: Mark) -> None:
 def mark_in(fd: int) -> Mark | None:
     for _ in range(_TRIES):  # a mark that is being written may be seen half; the next look sees it whole
         data = os.pread(fd, _SIZE, 0)
-        text, _, digest = data.rpartition(b" ")
-        if xxhash.xxh3_64_hexdigest(text).encode() == digest:
-            boot, base, position = text.decode().split(" ")
-            return Mark(int(base), int(position)) if boot == _boot() else None
+        text = data[:_TEXT]
+        if xxhash.xxh3_64_hexdigest(text).encode() == data[_TEXT + 1 :]:
+            return Mark(int(text[17:37]), int(text[38:58])) if text[:16].decode() == _boot() else None
     return None

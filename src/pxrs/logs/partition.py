@@ -18,7 +18,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pyarrow as pa
 
 from pxrs.errors import Damaged, Unavailable
-from pxrs.logs.base import Chunk, Piece, Stamp
+from pxrs.logs.base import Chunk, Piece, Row, Stamp
 from pxrs.logs.history import History
 from pxrs.logs.listing import Listing
 from pxrs.logs.mark import Mark, read_mark
@@ -129,6 +129,17 @@ class PartitionFiles:
             while not self._ends_in(mark) and self.look_again():  # a segment that is gone was not the end of the log
                 self._extend(None)
 
+    def ends_at(self, mark: Mark | None) -> bool:
+        """Whether nobody has written since this process knew all there is: for a writer, as ``refresh_all``."""
+        with self.lock:
+            active = self.active
+            return (
+                active is not None
+                and mark == (active.base, active.position)
+                and active.is_whole()
+                and not os.access(segment_path(self.directory, active.end), os.F_OK)  # raises nothing, which is cheaper
+            )
+
     def published(self) -> None:
         """All that is written is durable now."""
         with self.lock:
@@ -157,7 +168,7 @@ class PartitionFiles:
             self._drop_indexes(self._segments[-3:-2])
 
     def _end_at(self, mark: Mark) -> int:
-        number = self._number_of(mark.base)
+        number = len(self._segments) - 1 if self._ends_in(mark) else self._number_of(mark.base)
         if number < 0:
             return self.history.summary.sealed_end
         segment = self._indexed(number)
@@ -218,25 +229,63 @@ class PartitionFiles:
             return summary.start
         return self._segments[0].base
 
+    def _is_broken(self) -> bool:
+        return self.active is not None and self.active.tail is Tail.BROKEN
+
     def _refuse_broken(self) -> None:
         active = self.active
-        if active is not None and active.tail is Tail.BROKEN:
+        if active is not None and self._is_broken():
             raise Damaged(f"{active.path}: the last batch, at byte {active.position}, offset {active.end}, is damaged")
 
     @_explained
     def read(self, offset: int, max_rows: int) -> pa.RecordBatch | None:
         with self.lock:
-            if not self._start() <= offset < self._durable:
-                start, end = self.bounds()
-                if offset == end:
-                    return None
-                if not start <= offset < end:
-                    refuse_offset(self.queue, self.number, offset, (start, end))
+            if not self._find(offset):
+                return None
             if offset < self.history.summary.sealed_end:
                 return self.history.read(offset, max_rows)
             base, batch = self._load(offset)
             whole = offset == base and batch.num_rows <= max_rows
             return batch if whole else batch.slice(offset - base, max_rows)
+
+    @_explained
+    def read_rows(self, offset: int, max_rows: int) -> pa.RecordBatch | list[Row] | None:
+        """The same; a few messages that have just come are no batch but rows, which is quicker."""
+        with self.lock:
+            if not self._find(offset):
+                return None
+            few = self._few(offset, max_rows)
+            return self.read(offset, max_rows) if few is None else few
+
+    def _find(self, offset: int) -> bool:
+        """Whether there is a message at this offset; False at the end."""
+        if offset == self._durable and self._at_end():
+            return False
+        if not self._start() <= offset < self._durable:
+            start, end = self.bounds()
+            if offset == end:
+                return False
+            if not start <= offset < end:
+                refuse_offset(self.queue, self.number, offset, (start, end))
+        return True
+
+    def _few(self, offset: int, max_rows: int) -> list[Row] | None:
+        active = self.active
+        if active is None or offset < active.base:
+            return None
+        number = active.index.number_of(offset)
+        if active.index.bases[number] != offset or active.end_of(number) - offset > max_rows:
+            return None
+        return active.few(number, self.number)
+
+    def _at_end(self) -> bool:
+        """Whether it is sure that nothing more is durable than was known. A reader that keeps up asks very often: it
+        does not have to know what was sealed or trimmed behind it.
+        """
+        known = self._durable
+        return (
+            bool(known and self._segments) and self._see_durable() and self._durable == known and not self._is_broken()
+        )
 
     def _load(self, offset: int) -> tuple[int, pa.RecordBatch]:
         latest = self._latest

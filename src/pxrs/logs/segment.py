@@ -9,6 +9,7 @@ touches no body; and ``pxrs.xxh3`` over the whole message. Both count the charac
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -70,17 +71,23 @@ def encode(
     With a room they stand there until the next batch is encoded in it.
     """
     base, first, last = _extent(batch)
-    metadata = _describe(base, batch.num_rows, first, last, stamp)
+    metadata = describe(base, batch.num_rows, first, last, stamp)
     size = len(SCHEMA_MESSAGE) + _SPARE + sum(map(len, metadata.values())) + pa.ipc.get_record_batch_size(batch)
     if compression != "none":  # what cannot be compressed grows a little
         size += size // 100 + 65_536
     memory = (room or Room()).of(size)
     sink = pa.FixedSizeBufferWriter(memory)
-    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
-    writer = pa.ipc.new_stream(sink, SCHEMA, options=options)  # never closed: that would write the end marker
+    writer = pa.ipc.new_stream(
+        sink, SCHEMA, options=_options(compression)
+    )  # never closed: that would write the end marker
     writer.write_batch(batch, custom_metadata=metadata)
     message = memoryview(memory).cast("B")[len(SCHEMA_MESSAGE) : sink.tell()]
     return message, Header(base, batch.num_rows, _seal(message), len(message), first, last, stamp)
+
+
+@cache
+def _options(compression: str) -> pa.ipc.IpcWriteOptions:
+    return pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
 
 
 def _extent(batch: pa.RecordBatch) -> tuple[int, int, int]:
@@ -91,7 +98,8 @@ def _extent(batch: pa.RecordBatch) -> tuple[int, int, int]:
     return base, int(at.min()), int(at.max())
 
 
-def _describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | None) -> dict[bytes, bytes]:
+def describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | None) -> dict[bytes, bytes]:
+    """The custom metadata of a batch, its checksums blank."""
     # Fixed widths: the checksums and the header's length are written over what stands here as zeros.
     described = {
         b"pxrs.head": BLANK,
@@ -126,17 +134,30 @@ def _patch(message: memoryview, place: tuple[int, int], digest: str) -> None:
 
 def read_header(data: bytes) -> Header:
     """The header at the start of ``data``, checked; ``data`` may go on after it."""
+    return read_message(data)[0]
+
+
+def read_message(data: bytes, body: bool = False) -> tuple[Header, bool]:
+    """The header at the start of ``data``, checked, and whether the whole message was seen to be intact as well.
+
+    That is tried if a ``body`` is asked for: it must stand in ``data``.
+    """
     size = header_size(data)
     if len(data) < size:
         raise NotAHeader("it is not complete")
     header = data[:size]
     try:
         layout, values = lay_out(header)
-        if xxhash.xxh3_64_hexdigest(layout.blanked(header)).encode() != values[b"pxrs.head"]:
+        digest = xxhash.xxh3_64(layout.blanked(header))
+        if digest.hexdigest().encode() != values[b"pxrs.head"]:
             raise NotAHeader("its header checksum does not match")
-        return _parse(values, size)
+        found = _parse(values, size)
     except _UNREADABLE as error:
         raise NotAHeader(f"its header cannot be read: {error}") from error
+    if not body or len(data) < found.length:
+        return found, False
+    digest.update(data[size : found.length])
+    return found, digest.hexdigest().encode() == values[b"pxrs.xxh3"]
 
 
 def header_size(data: bytes) -> int:
@@ -175,7 +196,7 @@ def _parse(values: Values, size: int) -> Header:
 
 def decode(message: pa.Buffer) -> pa.RecordBatch:
     """The batch in these bytes, without a copy. Call ``intact`` first."""
-    return pa.ipc.read_record_batch(pa.ipc.read_message(pa.BufferReader(message)), SCHEMA)
+    return pa.ipc.read_record_batch(message, SCHEMA)
 
 
 def intact(message: pa.Buffer) -> bool:

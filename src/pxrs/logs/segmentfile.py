@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged
 from pxrs.logs import indexfile
+from pxrs.logs.base import Row
 from pxrs.logs.durable import create_file, free_name
 from pxrs.logs.index import BatchIndex
+from pxrs.logs.rows import decode_rows
 from pxrs.logs.segment import (
     MAX_HEADER,
     SCHEMA_MESSAGE,
@@ -22,7 +24,7 @@ from pxrs.logs.segment import (
     read_batch,
     read_header,
 )
-from pxrs.logs.walk import Tail, walk
+from pxrs.logs.walk import FRESH, Tail, Window, walk
 
 _SMALL = 65_536
 """To read so many bytes costs less than to map their file anew."""
@@ -59,6 +61,8 @@ class Segment:
         self.tail = Tail.CLEAN
         self._inode: int | None = None
         self._map: pa.Buffer | None = None
+        self._last = b""
+        self._fresh = (0, b"")
 
     def refresh(self, limit: int | None = None) -> None:
         """Take in what was appended since the last look, up to ``limit``."""
@@ -80,23 +84,38 @@ class Segment:
             )
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._check_known(fd)
-            self._walk(fd, limit)
+            self._walk(fd, size if limit is None else min(size, limit))
         finally:
             os.close(fd)
 
-    def _check_known(self, fd: int) -> None:
-        """The number of a file that was deleted may be given to the next: the last batch must still be there."""
-        if len(self.index) and not _ends_at(fd, self.index, self.position, self.end):
-            raise Replaced(self.path)
+    def is_whole(self) -> bool:
+        """Whether the file ends where the last known batch does."""
+        if self.tail is not Tail.CLEAN:
+            return False
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (found.st_size, found.st_ino) == (self.position, self._inode)
 
-    def _walk(self, fd: int, limit: int | None) -> None:
-        known, start = len(self.index), self.position
+    def _known(self, fd: int, limit: int) -> Window:
+        """The number of a file that was deleted may be given to the next: the last batch must still be there."""
+        if not len(self.index):
+            return Window(fd)
+        position = self.index.positions[-1]
+        window = Window(fd, position, os.pread(fd, min(MAX_HEADER, limit - position), position))
+        is_there = bool(self._last) and window.data.startswith(self._last)
+        if not is_there and not _ends_at(fd, self.index, self.position, self.end):
+            raise Replaced(self.path)
+        return window
+
+    def _walk(self, fd: int, limit: int) -> None:
+        window, known, start = self._known(fd, limit), len(self.index), self.position
         if start == 0:
             start = check_schema(os.pread(fd, 4 * len(SCHEMA_MESSAGE), 0), self.path)
             start = self._load_index(fd) or start
         try:
-            seen = walk(fd, self.path, (start, self.end), self.index.add, limit)
+            seen = walk(fd, self.path, (start, self.end), self.index.add, limit, window)
         except BaseException:  # what was not seen to its end is not known: the next look must fail as well
             if self.position:
                 self.index.cut(known)
@@ -104,6 +123,8 @@ class Segment:
                 self.drop_index()
             raise
         self.position, self.end, self.tail = seen
+        self._last = window.last or self._last
+        self._fresh = (window.start, window.data) if len(window.data) <= FRESH else (0, b"")
 
     def _load_index(self, fd: int) -> int:
         """Take in the index file, if its last batch is the one that stands in the segment; returns where that ends."""
@@ -122,6 +143,7 @@ class Segment:
     def add(self, position: int, header: Header) -> None:
         """Take in a batch that was just written."""
         self.index.add(position, header)
+        self._last = b""
         self.position, self.end, self.tail = position + header.length, header.end, Tail.CLEAN
 
     def end_at(self, position: int) -> int:
@@ -149,8 +171,25 @@ class Segment:
         self.index.verified[number] = True
         return batch
 
+    def few(self, number: int, partition: int) -> list[Row] | None:
+        """The rows of a small batch that has just come; None if it is for Arrow."""
+        message = self._seen(self.place(number)) if self.index.verified[number] else None
+        return None if message is None else decode_rows(message, partition)
+
+    def _seen(self, place: Place) -> bytes | None:
+        """The bytes of a batch, if they were read when it was found."""
+        start, data = self._fresh
+        at = place.position - start
+        if at < 0 or at + place.length > len(data):
+            return None
+        self._refuse_replaced(os.stat(self.path))
+        return data[at : at + place.length]
+
     def _bytes(self, place: Place) -> pa.Buffer:
         end = place.position + place.length
+        seen = self._seen(place)
+        if seen is not None:
+            return pa.py_buffer(seen)
         if self._map is None or self._map.size < end:
             if end == self.position and place.length <= _SMALL:
                 return self._tail(place)
@@ -160,16 +199,18 @@ class Segment:
     def _mapped(self) -> pa.Buffer:
         with pa.memory_map(self.path) as file:
             stored = file.read_buffer()
-        if os.stat(self.path).st_ino != self._inode:
-            raise Replaced(self.path)
+        self._refuse_replaced(os.stat(self.path))
         return stored
+
+    def _refuse_replaced(self, found: os.stat_result) -> None:
+        if found.st_ino != self._inode:
+            raise Replaced(self.path)
 
     def _tail(self, place: Place) -> pa.Buffer:
         """A small batch at the end. A reader that keeps up would map the file anew for each of them."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(fd).st_ino != self._inode:
-                raise Replaced(self.path)
+            self._refuse_replaced(os.fstat(fd))
             return pa.py_buffer(os.pread(fd, place.length, place.position))
         finally:
             os.close(fd)

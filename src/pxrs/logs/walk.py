@@ -21,7 +21,12 @@ from pxrs.logs.segment import (
     contradicts_itself,
     header_size,
     read_header,
+    read_message,
 )
+
+FRESH = 16_384
+"""If no more than this was read to find the last batches, they are checked as a whole at once, and kept: they are what
+is asked for next."""
 
 
 class Tail(Enum):
@@ -40,28 +45,34 @@ class Walk(NamedTuple):
     tail: Tail
 
 
-Take = Callable[[int, Header], None]
-"""What is done with each whole batch on the way: its position and its header."""
+Take = Callable[[int, Header, bool], None]
+"""What is done with each whole batch on the way: its position, its header, and whether it was seen to be intact."""
 
 
-class _Window:
+class Window:
     """A file through a small buffer: many small headers cost one read, a large body none."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, start: int = 0, data: bytes = b"") -> None:
         self._fd = fd
-        self._data = b""
-        self._start = 0
+        self.start = start
+        self.data = data
+        self.last = b""
+        """The last header that was read."""
 
     def header(self, position: int) -> bytes:
         """The bytes of the header at a position, as far as the file has them."""
         size = _size_of(self._at(position, PREFIX))
         return self._at(position, size)
 
+    def rest(self, position: int) -> bytes:
+        """What was read from a position on."""
+        return self.data[position - self.start :]
+
     def _at(self, position: int, length: int) -> bytes:
-        found = self._data[position - self._start : position - self._start + length]
+        found = self.data[position - self.start : position - self.start + length]
         if len(found) < length:
-            self._data, self._start = os.pread(self._fd, MAX_HEADER, position), position
-            found = self._data[:length]
+            self.data, self.start = os.pread(self._fd, MAX_HEADER, position), position
+            found = self.data[:length]
         return found
 
 
@@ -72,23 +83,28 @@ def _size_of(prefix: bytes) -> int:
         return PREFIX
 
 
-def walk(fd: int, path: str, start: tuple[int, int], take: Take, limit: int | None = None) -> Walk:
+def walk(
+    fd: int, path: str, start: tuple[int, int], take: Take, limit: int | None = None, window: Window | None = None
+) -> Walk:
     """Over all whole batches from the ``start`` (byte, offset) to the byte ``limit``."""
     position, expected = start
     size = os.fstat(fd).st_size
     if limit is not None:
         size = min(size, limit)
-    window = _Window(fd)
+    window = window or Window(fd)
     while position < size:
         try:
-            header = read_header(window.header(position))
+            data = window.header(position)
+            small = len(window.data) <= FRESH
+            header, intact = read_message(window.rest(position) if small else data, body=small)
         except NotAHeader:
             return Walk(position, expected, _judge(fd, path, position, expected))
         if header.base != expected:
             raise Damaged(f"{path}: the batch at byte {position} starts at offset {header.base}, not at {expected}")
         if position + header.length > size:
             return Walk(position, expected, Tail.PARTIAL)
-        take(position, header)
+        take(position, header, intact)
+        window.last = data
         position += header.length
         expected = header.end
     return Walk(position, expected, Tail.CLEAN)

@@ -6,22 +6,23 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, Unavailable
-from pxrs.logs.base import Stamp
+from pxrs.logs.base import Rows, Stamp
 from pxrs.logs.durable import check_size, create_file, sync_directory, write_all
 from pxrs.logs.listing import NEW_SEGMENT
 from pxrs.logs.locks import close_held, open_held, wait_for_lock
-from pxrs.logs.mark import Mark, mark_in, refuse_shorter, write_mark
+from pxrs.logs.mark import Mark, is_marked, mark_in, refuse_shorter, write_mark
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.records import with_offsets
-from pxrs.logs.segment import SCHEMA_MESSAGE, Room, encode
+from pxrs.logs.rows import encode_rows
+from pxrs.logs.segment import SCHEMA_MESSAGE, Header, Room, encode
 from pxrs.logs.segmentfile import Segment, cut_segment, segment_path
 from pxrs.logs.walk import Tail
 from pxrs.settings import Settings
@@ -29,6 +30,9 @@ from pxrs.settings import Settings
 logger = logging.getLogger(__name__)
 
 _CLOCK = SystemClock()
+
+Entries: TypeAlias = pa.RecordBatch | Rows
+"""What is appended to one partition."""
 
 
 class Cut(NamedTuple):
@@ -48,47 +52,66 @@ class PartitionWriter:
         self._compression = settings.compression
         self._wait_ms = settings.send_timeout_ms
         self._unfinished = os.path.join(files.directory, NEW_SEGMENT)
+        self._lock_path = os.path.join(files.directory, "lock")
         self._thread_lock = threading.Lock()  # a file lock does not hold threads of one process apart
         self._recovered = False
+        self._own_mark: tuple[Mark, bytes] | None = None
         self._poison: str | None = None
         self.cuts: list[Cut] = []
         self._fd = -1
         self._lock_fd = -1
         self._written_from = -1
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only writer: wait for the others, take in what they wrote, cut what a dead one left half done."""
-        deadline = _CLOCK.monotonic() + self._wait_ms / 1000
-        with self._alone_in_process():
-            if self._poison:
-                raise Damaged(self._poison)
-            lock = open_held(os.path.join(self._files.directory, "lock"), os.O_RDWR | os.O_CREAT)
-            try:
-                if not wait_for_lock(lock, deadline):
-                    raise self._still_locked("another producer")
-                self._lock_fd = lock
-                self._take_over()
-                yield
-            finally:
-                self._close_segment()
-                self._lock_fd = -1
-                close_held(lock)  # frees the lock
+    def lock(self) -> Callable[[], None]:
+        """Be the only writer: wait for the others, take in what they wrote, cut what a dead one left half done.
 
-    @contextmanager
-    def _alone_in_process(self) -> Iterator[None]:
+        Returns how to free the lock again.
+        """
+        deadline = _CLOCK.monotonic() + self._wait_ms / 1000
         if not self._thread_lock.acquire(timeout=self._wait_ms / 1000):
             raise self._still_locked("another thread of this process")
         try:
+            self._lock_file(deadline)
+            self._take_over()
+        except BaseException:
+            self._free()
+            raise
+        return self._free
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The same for a while."""
+        free = self.lock()
+        try:
             yield
+        finally:
+            free()
+
+    def _lock_file(self, deadline: float) -> None:
+        if self._poison:
+            raise Damaged(self._poison)
+        self._lock_fd = open_held(self._lock_path, os.O_RDWR | os.O_CREAT)
+        if not wait_for_lock(self._lock_fd, deadline):
+            raise self._still_locked("another producer")
+
+    def _free(self) -> None:
+        try:
+            self._close_segment()
+            lock, self._lock_fd = self._lock_fd, -1
+            if lock >= 0:
+                close_held(lock)  # frees the lock
         finally:
             self._thread_lock.release()
 
     def _take_over(self) -> None:
+        own = self._own_mark
+        if own is not None and is_marked(self._lock_fd, own[1]) and self._files.ends_at(own[0]):
+            return  # the last one to write was this writer
+        mark = mark_in(self._lock_fd)
         try:
-            self._files.refresh_all(mark_in(self._lock_fd))
+            self._files.refresh_all(mark)
             self._recover()
-            self._vouch()
+            self._vouch(mark)
         except BaseException:  # it may know batches that nobody has vouched for, and that another will take back
             self._files.forget()
             raise
@@ -111,12 +134,12 @@ class PartitionWriter:
 
     # --- what readers may see
 
-    def _vouch(self) -> None:
+    def _vouch(self, mark: Mark | None) -> None:
         """Before the first byte that is not durable, a mark of this boot must say how far everything is.
 
         What a writer left that was killed before its sync is made durable here, the name of a new segment as well.
         """
-        mark, written = mark_in(self._lock_fd), self._written()
+        written = self._written()
         if mark is not None:
             refuse_shorter(self._files.directory, mark, written)
         if mark != written:
@@ -129,7 +152,9 @@ class PartitionWriter:
 
     def publish(self) -> None:
         """Let readers see what is written; called when it is durable."""
-        write_mark(self._lock_fd, self._written())
+        mark = self._written()
+        data = write_mark(self._lock_fd, mark)
+        self._own_mark = None if data is None else (mark, data)
         self._files.published()
         self._save_index(full=False)
 
@@ -186,20 +211,25 @@ class PartitionWriter:
 
     # --- appending
 
-    def find(self, batch: pa.RecordBatch, stamp: Stamp | None) -> int | None:
+    def find(self, batch: Entries, stamp: Stamp | None) -> int | None:
         """Where the batch stands already, if it does; Refused if another one has its stamp."""
         return self._files.find_stamp(stamp, batch.num_rows) if stamp else None
 
-    def write(self, batch: pa.RecordBatch, stamp: Stamp | None, known: int | None, room: Room) -> int:
+    def write(self, batch: Entries, stamp: Stamp | None, known: int | None, room: Room) -> int:
         """Append the batch, unless it is known; returns its first offset. Not durable before ``sync``."""
         if known is not None or not batch.num_rows:
             self._open_active()  # the first try may have died before its sync: this one vouches for it
             return self._files.end if known is None else known
         active = self._segment_for_append()
-        message, header = encode(with_offsets(batch, active.end), stamp, self._compression, room)
+        message, header = self._encoded(batch, active.end, stamp, room)
         self._append(active, message)
         self._files.appended(active, self._written_from, header)
         return header.base
+
+    def _encoded(self, batch: Entries, base: int, stamp: Stamp | None, room: Room) -> tuple[memoryview | bytes, Header]:
+        if isinstance(batch, Rows):
+            return encode_rows(batch, base, stamp)
+        return encode(with_offsets(batch, base), stamp, self._compression, room)
 
     def _open_active(self) -> None:
         active = self._files.active
@@ -232,7 +262,7 @@ class PartitionWriter:
             raise Unavailable(f"{directory}: no new segment could be made: {error}") from error
         self._files.refresh_all()
 
-    def _append(self, active: Segment, message: memoryview) -> None:
+    def _append(self, active: Segment, message: memoryview | bytes) -> None:
         self._written_from = active.position
         try:
             write_all(self._fd, message)

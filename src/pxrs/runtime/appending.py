@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
@@ -20,11 +20,16 @@ def append_patiently(
     log: Log, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp], settings: Settings, clock: Clock
 ) -> Mapping[int, int]:
     """Append, again while the log is unavailable, for ``send_timeout_ms``. Stamps make it safe: stored once at most."""
+    return patiently(lambda: log.append(batches, stamps), settings, clock)
+
+
+def patiently(append: Callable[[], Mapping[int, int]], settings: Settings, clock: Clock) -> Mapping[int, int]:
+    """The same for a call that appends something with its stamps."""
     deadline = clock.monotonic() + settings.send_timeout_ms / 1000
     pause_ms = settings.backoff_ms
     while True:
         try:
-            return log.append(batches, stamps)
+            return append()
         except Unavailable as error:
             if clock.monotonic() >= deadline:
                 raise

@@ -10,7 +10,7 @@ from typing import Any
 from pxrs.errors import PxrsError
 from pxrs.runtime.membership import Membership, signals, weakly
 from pxrs.runtime.meter import Meter
-from pxrs.runtime.worker import Tally
+from pxrs.runtime.tally import Tally
 from pxrs.runtime.workforce import Workforce
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 
 from pxrs.errors import BadSetting
-from pxrs.model import Message
+from pxrs.logs.base import Row
+from pxrs.logs.records import numbers
+from pxrs.model import Delivered, Message
 
 Deliver = Literal["message", "list", "arrow"]
 Handler = Callable[..., Any]
@@ -32,32 +35,44 @@ class Parcel(NamedTuple):
     end: int
 
 
+_ID = np.dtype("V16")
 CONVERTED_ROWS = 1_024
 """So many rows become messages at a time: few enough that they are still in the processor's cache when handled."""
 
 
-def messages_of(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
+def messages_of(batch: pa.RecordBatch | list[Row], partition: int) -> Iterator[Message]:
     """The rows of a batch, which follow one another, as messages; headers and times are made only when asked for."""
+    if isinstance(batch, list):
+        return map(Delivered, batch)
+    if batch.num_rows <= CONVERTED_ROWS:
+        return _messages(batch, partition)
     starts = range(0, batch.num_rows, CONVERTED_ROWS)
     return chain.from_iterable(_messages(batch.slice(start, CONVERTED_ROWS), partition) for start in starts)
 
 
 def _messages(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
     """Columns are converted whole. What a named tuple adds to a tuple's own making would cost as much again."""
-    column, rows = batch.column, batch.num_rows
-    first: int = column("offset")[0].as_py()
+    offset, timestamp, key, value, headers, identity, tenant = batch.columns
+    rows, first = len(offset), int(numbers(offset)[0])
     fields = zip(
         repeat(partition, rows),
         range(first, first + rows),
-        column("key").to_pylist(),
-        column("value").to_pylist(),
-        column("timestamp").view(pa.int64()).to_numpy().tolist(),
-        column("id").to_numpy(zero_copy_only=False).tolist(),
-        _sparse(column("headers")),
-        _sparse(column("tenant")),
+        key.to_pylist(),
+        value.to_pylist(),
+        numbers(timestamp).tolist(),
+        _ids(identity),
+        _sparse(headers),
+        _sparse(tenant),
         strict=True,
     )
-    return map(tuple.__new__, repeat(Message), fields)
+    return map(Delivered, fields)
+
+
+def _ids(array: pa.Array) -> Iterable[bytes | None]:
+    if array.null_count:
+        return cast("list[bytes | None]", array.to_pylist())
+    ids = np.frombuffer(array.buffers()[1], _ID, len(array), _ID.itemsize * array.offset)
+    return cast("list[bytes | None]", ids.tolist())
 
 
 def _sparse(array: pa.Array) -> Iterable[Any]:

@@ -11,8 +11,9 @@ from collections import deque
 from pxrs.clock import Clock
 from pxrs.errors import Closed, Full, PxrsError, Refused
 from pxrs.logs.base import Log
-from pxrs.runtime.appending import append_patiently
-from pxrs.runtime.parcels import ROW_BYTES, Extras, Packer, Parcel, Receipt, SentParcel, Shipment
+from pxrs.runtime.appending import patiently
+from pxrs.runtime.latch import Latch, Nudge
+from pxrs.runtime.parcels import ROW_BYTES, Extras, Handful, Packer, Parcel, Receipt, SentParcel, Shipment
 from pxrs.runtime.relay import Relay
 from pxrs.settings import Settings
 
@@ -53,7 +54,7 @@ class Outbox:
     def _new_locks(self) -> None:
         self._lock = threading.Lock()
         self.acquire, self.release = self._lock.acquire, self._lock.release
-        self._work = threading.Condition(self._lock)
+        self._work = Nudge()
         self._room = threading.Condition(self._lock)
 
     # --- the senders' side
@@ -93,7 +94,7 @@ class Outbox:
         if self.open is None:
             due = self._clock.monotonic() + self._settings.linger_ms / 1000
             self._last = self.open = SentParcel(self.hurry, due)
-            self._work.notify()
+            self._work.set()
         self.open.room = self._limit - self._buffered
         return self.open
 
@@ -110,7 +111,7 @@ class Outbox:
         self._buffered += parcel.count()
         self._ready.append(parcel)
         self._last = parcel
-        self._work.notify()
+        self._work.set()
 
     def _wait_for_room(self, size: int) -> None:
         self._refuse_if_stopped()
@@ -148,7 +149,7 @@ class Outbox:
         with self._lock:
             self._close_parcel()
             self._stopping = True
-            self._work.notify()
+            self._work.set()
             self._room.notify_all()
 
     def join(self) -> None:
@@ -161,7 +162,7 @@ class Outbox:
         relay = Relay(self._ship, "pxrs-append")
         try:
             while parcels := self._take():
-                shipment = self._packer.pack(parcels)
+                shipment = self._packer.pack_any(parcels)
                 relay.wait()
                 if self._ready:
                     relay.start(shipment)
@@ -176,32 +177,37 @@ class Outbox:
 
     def _take(self) -> list[Parcel]:
         """The parcels to append next, in order; none when it is time to end."""
-        with self._lock:
-            while not self._ready:
-                if self._stopping:
-                    return []
-                self._linger()
-            taken = [self._ready.popleft()]
-            size = taken[0].size
-            while self._ready and size + self._ready[0].size <= SHIPMENT_BYTES:
-                size += self._ready[0].size
-                taken.append(self._ready.popleft())
-            self._under_way += taken
-            return taken
-
-    def _linger(self) -> None:
-        if self.open is None:
-            self._work.wait()
-        elif (rest := self.open.due - self._clock.monotonic()) > 0:
+        while True:
+            with self._lock:
+                rest = self._until_due()
+                if self._ready or self._stopping:
+                    return self._next()
             self._work.wait(rest)
-        else:
-            self._close_parcel()
 
-    def _ship(self, shipment: Shipment) -> None:
+    def _next(self) -> list[Parcel]:
+        taken: list[Parcel] = []
+        size = 0
+        while self._ready and (not taken or size + self._ready[0].size <= SHIPMENT_BYTES):
+            size += self._ready[0].size
+            taken.append(self._ready.popleft())
+        self._under_way += taken
+        return taken
+
+    def _until_due(self) -> float | None:
+        """How long the open parcel may still linger, if there is one; it is closed when that is over."""
+        if self._ready or self.open is None:
+            return None
+        rest = self.open.due - self._clock.monotonic()
+        if rest <= 0:
+            self._close_parcel()
+        return rest
+
+    def _ship(self, shipment: Shipment | Handful) -> None:
         if self.failure is not None:  # of the shipment before this one
             return
         try:
-            shipment.settle(append_patiently(self._log, shipment.batches, shipment.stamps, self._settings, self._clock))
+            firsts = patiently(lambda: shipment.append_to(self._log), self._settings, self._clock)
+            shipment.settle(firsts)
         except Exception as error:
             self._fail(error)
             return
@@ -219,7 +225,7 @@ class Outbox:
             lost = [*self._under_way, *self._ready]
             self._under_way, self._stopping, self.failure = [], True, error
             self._ready.clear()
-            self._work.notify()
+            self._work.set()
             self._buffered = 0
             self._room.notify_all()
         for parcel in lost:
@@ -232,7 +238,7 @@ class Outbox:
         self.failure = Closed(f"this producer belongs to the parent process {os.getppid()}: open one in the child")
         held, self.open = self.open, None
         for parcel in [*self._under_way, *self._ready, *([held] if held else [])]:
-            parcel.finished = threading.Event()  # the old one's lock may be held for ever
+            parcel.finished = Latch()  # the old one's lock may be held for ever
             parcel.fail(self.failure)
 
 

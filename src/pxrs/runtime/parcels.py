@@ -5,7 +5,6 @@ A receipt is a view on a parcel, so one message costs a few list entries and not
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -14,8 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pxrs.errors import Unavailable
-from pxrs.logs.base import ENTRY_SCHEMA, HEADERS, TIMESTAMP, Stamp
+from pxrs.logs import base
+from pxrs.logs.base import ENTRY_SCHEMA, HEADERS, TIMESTAMP, Log, Rows, Stamp
 from pxrs.rules.partitioning import round_robin
+from pxrs.runtime.latch import Latch
+from pxrs.runtime.sorting import FEW, ids_of, joined, rows_at, split, stable_order
 
 Hurry = Callable[["Parcel"], None]
 
@@ -26,28 +28,20 @@ _ID_NUMBER = ENTRY_SCHEMA.get_field_index("id")
 _ID = ENTRY_SCHEMA.field(_ID_NUMBER)
 
 
-FEW = 512
-"""So many messages cost less one by one than the setting up of arrays."""
-
-
-def nulls(rows: int, kind: pa.DataType) -> pa.Array:
-    """A column of nulls: text, bytes, headers. Arrow's own has values behind its nulls, which would all be stored."""
-    zeros = pa.py_buffer(bytes(4 * (rows + 1)))
-    if pa.types.is_list(kind):
-        return pa.Array.from_buffers(kind, rows, [zeros, zeros], rows, children=[_NO_HEADERS])
-    return pa.Array.from_buffers(kind, rows, [zeros, zeros, _NO_TEXT], rows)
-
-
-_NO_HEADERS = pa.nulls(0, HEADERS.value_type)  # pa.array would load pandas here
-_NO_TEXT = pa.py_buffer(b"")
+nulls = base.nulls
 _FEW_NULLS = {"headers": nulls(FEW, HEADERS), "tenant": nulls(FEW, pa.string())}
 
 ROW_BYTES = 48
 """What a message takes beside its key and value: offset, time, id, and the arrays' own offsets."""
+GIVEN_BYTES = 24
+"""How much of that is not yet in a batch of ``BODY_SCHEMA``: offset and id."""
 
 
 class Routes(Protocol):
     """What a producer needs of a partitioner."""
+
+    def partition(self, key: bytes, /) -> int:
+        """The partition of one key."""
 
     def partitions_of(self, keys: Any) -> NDArray[np.int32]:
         """The partition of each key, -1 for a null key."""
@@ -61,7 +55,7 @@ class Parcel:
         self.partitions: NDArray[np.int32] | None = None
         self.offsets: NDArray[np.int64] | None = None
         self.error: BaseException | None = None
-        self.finished = threading.Event()
+        self.finished = Latch()
         self.hurry = hurry
 
     def count(self) -> int:
@@ -174,6 +168,16 @@ class SentParcel(Parcel):
         ]
         return pa.RecordBatch.from_arrays(columns, schema=BODY_SCHEMA)
 
+    def times(self) -> list[int]:
+        """The time of each message, in microseconds."""
+        if len(self._clock_times) == 1:
+            return [round(self._clock_times[0] * 1e6)] * len(self.values)
+        found: list[int] = self._times().tolist()
+        return found
+
+    def all_keys(self) -> list[bytes | None]:
+        return [key.encode() if isinstance(key, str) else key for key in self.keys]
+
     def _times(self) -> NDArray[np.int64]:
         rows, times = len(self.values), [round(time * 1e6) for time in self._clock_times]
         found = np.full(rows, times[0]) if len(times) == 1 else np.repeat(times, np.diff([*self._clock_rows, rows]))
@@ -208,6 +212,39 @@ class TableParcel(Parcel):
         return super().route(routes, body) if self._given is None else self._given
 
 
+class Handful(NamedTuple):
+    """A few messages that were sent one by one, sorted into rows for each partition."""
+
+    parcels: Sequence[SentParcel]
+    rows: dict[int, Rows]
+    stamps: dict[int, Stamp]
+    partitions: NDArray[np.int32]
+    places: dict[int, list[int]]
+    """Which of the messages went to each partition."""
+
+    def append_to(self, log: Log) -> Mapping[int, int]:
+        return log.append_rows(self.rows, self.stamps)
+
+    def settle(self, firsts: Mapping[int, int]) -> None:
+        """Tell each message its offset."""
+        offsets = [0] * len(self.partitions)
+        for partition, places in self.places.items():
+            for offset, place in enumerate(places, firsts[partition]):
+                offsets[place] = offset
+        _settle(
+            self.parcels, [len(parcel.values) for parcel in self.parcels], self.partitions, np.array(offsets, np.int64)
+        )
+
+
+def _settle(
+    parcels: Sequence[Parcel], rows: Sequence[int], partitions: NDArray[np.int32], offsets: NDArray[np.int64]
+) -> None:
+    start = 0
+    for parcel, count in zip(parcels, rows, strict=True):
+        parcel.settle(partitions[start : start + count], offsets[start : start + count])
+        start += count
+
+
 class Shipment(NamedTuple):
     """Parcels, sorted into one batch for each partition; appended as often as needed with the same stamps."""
 
@@ -218,6 +255,9 @@ class Shipment(NamedTuple):
     partitions: NDArray[np.int32]
     order: NDArray[np.intp] | None
 
+    def append_to(self, log: Log) -> Mapping[int, int]:
+        return log.append(self.batches, self.stamps)
+
     def settle(self, firsts: Mapping[int, int]) -> None:
         """Tell each message its offset."""
         runs = [np.arange(firsts[p], firsts[p] + batch.num_rows) for p, batch in self.batches.items()]
@@ -225,10 +265,7 @@ class Shipment(NamedTuple):
         if self.order is not None:
             given, offsets = offsets, np.empty(len(self.order), np.int64)
             offsets[self.order] = given
-        start = 0
-        for parcel, rows in zip(self.parcels, self.rows, strict=True):
-            parcel.settle(self.partitions[start : start + rows], offsets[start : start + rows])
-            start += rows
+        _settle(self.parcels, self.rows, self.partitions, offsets)
 
 
 class Packer:
@@ -243,19 +280,47 @@ class Packer:
         # Many small producers must not all begin with partition 0.
         self._turn = int.from_bytes(producer, "big") % partitions
 
+    def pack_any(self, parcels: Sequence[Parcel]) -> Shipment | Handful:
+        """Few messages with nothing but key and value go without Arrow: to set it up costs more than they do."""
+        sent = [parcel for parcel in parcels if isinstance(parcel, SentParcel) and not parcel.extras]
+        if len(sent) == len(parcels) and sum(len(parcel.values) for parcel in sent) < FEW:
+            return self._pack_few(sent)
+        return self.pack(parcels)
+
+    def _pack_few(self, parcels: Sequence[SentParcel]) -> Handful:
+        keys = [key for parcel in parcels for key in parcel.all_keys()]
+        values = [value for parcel in parcels for value in parcel.values]
+        times = [time for parcel in parcels for time in parcel.times()]
+        routed = self._routed(keys)
+        ids = [self._producer + number.to_bytes(8, "big") for number in range(self._sent, self._sent + len(keys))]
+        self._sent += len(keys)
+        places: dict[int, list[int]] = {}
+        for number, partition in enumerate(routed.tolist()):
+            places.setdefault(partition, []).append(number)
+        rows = {partition: rows_at(places[partition], times, keys, values, ids) for partition in sorted(places)}
+        return Handful(parcels, rows, {number: self._stamp(number) for number in rows}, routed, places)
+
+    def _routed(self, keys: list[bytes | None]) -> NDArray[np.int32]:
+        if len(keys) > 1 or keys[0] is None:
+            return self._placed(self._routes.partitions_of(keys))
+        return np.array([self._routes.partition(keys[0])], np.int32)
+
     def pack(self, parcels: Sequence[Parcel]) -> Shipment:
         bodies = [parcel.body() for parcel in parcels]
         routed = [self._route(*each) for each in zip(parcels, bodies, strict=True)]
         partitions = routed[0] if len(routed) == 1 else np.concatenate(routed)
-        batch = self._with_ids(_joined(bodies))
-        order = _stable_order(partitions, self._partitions)
-        batches = _split(batch, partitions, order)
+        batch = self._with_ids(joined(bodies))
+        order = stable_order(partitions, self._partitions)
+        batches = split(batch, partitions, order)
         stamps = {number: self._stamp(number) for number in batches}
         rows = [body.num_rows for body in bodies]
         return Shipment(parcels, rows, batches, stamps, partitions, order)
 
     def _route(self, parcel: Parcel, body: pa.RecordBatch) -> NDArray[np.int32]:
-        found = parcel.route(self._routes, body)
+        return self._placed(parcel.route(self._routes, body))
+
+    def _placed(self, found: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The partitions, with those of messages without a key in turns."""
         if found.min() < 0:
             keyless = np.flatnonzero(found < 0)
             found = found.copy()
@@ -266,7 +331,7 @@ class Packer:
     def _with_ids(self, body: pa.RecordBatch) -> pa.RecordBatch:
         rows, first = body.num_rows, self._sent
         self._sent += rows
-        ids = pa.py_buffer(_ids(self._producer, first, rows))
+        ids = pa.py_buffer(ids_of(self._producer, first, rows))
         column = pa.FixedSizeBinaryArray.from_buffers(_ID.type, rows, [None, ids])
         return body.add_column(_ID_NUMBER, _ID, column)
 
@@ -274,53 +339,3 @@ class Packer:
         sequence = self._sequences.get(partition, 0)
         self._sequences[partition] = sequence + 1
         return Stamp(self._producer.hex(), sequence)
-
-
-def _ids(producer: bytes, first: int, rows: int) -> bytes | NDArray[np.uint64]:
-    """The producer and the number of each message, as bytes one after the other."""
-    if rows < FEW:
-        return b"".join([producer + number.to_bytes(8, "big") for number in range(first, first + rows)])
-    ids = np.empty((rows, 2), ">u8")
-    ids[:, 0] = int.from_bytes(producer, "big")
-    ids[:, 1] = np.arange(first, first + rows)
-    return ids
-
-
-def _joined(bodies: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(bodies) == 1:
-        return bodies[0]
-    return pa.Table.from_batches(bodies).combine_chunks().to_batches()[0]
-
-
-def _stable_order(partitions: NDArray[np.int32], count: int) -> NDArray[np.intp] | None:
-    """Which rows to take, one partition after the other; None where they stand like that already."""
-    if len(partitions) == 1 or not np.any(partitions[1:] < partitions[:-1]):
-        return None
-    # numpy sorts 16-bit numbers by radix, several times faster than wider ones.
-    small = partitions.astype(np.int16) if count <= 32_767 else partitions
-    return np.argsort(small, kind="stable")
-
-
-def _split(
-    batch: pa.RecordBatch, partitions: NDArray[np.int32], order: NDArray[np.intp] | None
-) -> dict[int, pa.RecordBatch]:
-    """One slice for each partition that occurs, in rising order of partitions."""
-    if batch.num_rows == 1:
-        return {int(partitions[0]): batch}
-    counts = np.bincount(partitions)
-    numbers = np.flatnonzero(counts)
-    if len(numbers) == 1:
-        return {int(numbers[0]): batch}
-    counts = counts[numbers]
-    if order is not None:
-        batch = _taken(batch, pa.array(order))
-    starts = np.cumsum(counts) - counts
-    slices = zip(numbers.tolist(), starts.tolist(), counts.tolist(), strict=True)
-    return {number: batch.slice(start, count) for number, start, count in slices}
-
-
-def _taken(batch: pa.RecordBatch, order: pa.Array) -> pa.RecordBatch:
-    """The rows in this order. A column of nulls alone, as headers mostly are, is the same in any order."""
-    rows = batch.num_rows
-    columns = [column if column.null_count == rows else column.take(order) for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)

@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from pxrs.errors import Refused
 from pxrs.logs.base import HEADERS, TIMESTAMP
 from pxrs.runtime.outbox import SHIPMENT_BYTES
-from pxrs.runtime.parcels import BODY_SCHEMA, ROW_BYTES, nulls
+from pxrs.runtime.parcels import BODY_SCHEMA, GIVEN_BYTES, nulls
 
 PART_BYTES = SHIPMENT_BYTES
-"""A larger table travels in several parts, so that the buffer's bound holds; each is an append of its own."""
+"""A larger table travels in several parts, so that the buffer's bound holds; each is an append of its own..."""
+PARTITION_BYTES = 262_144
+"""...which should hold about this much for each partition, if the buffer has room for it: what a batch costs beside its
+content is then the smaller part of it, for writers and for readers."""
 
 _Part = tuple[pa.RecordBatch, "NDArray[np.int32] | None", int]
 
@@ -63,7 +66,7 @@ def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> l
     Everything is checked before the first part is returned: a bad table is refused whole.
     """
     body, given = whole_body(table, partitions, now_us)
-    parts = list(_cut(body, given, min(PART_BYTES, buffer_bytes)))
+    parts = list(_cut(body, given, min(max(PART_BYTES, PARTITION_BYTES * partitions), buffer_bytes)))
     largest = max((size for _, _, size in parts), default=0)
     if largest > buffer_bytes:
         raise Refused(f"a message of {largest} bytes does not fit into buffer_bytes = {buffer_bytes}")
@@ -137,7 +140,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 def _cut(body: pa.Table, given: NDArray[np.int32] | None, limit: int) -> Iterator[_Part]:
     rows = body.num_rows
-    size = body.nbytes + rows * ROW_BYTES
+    size = body.nbytes + rows * GIVEN_BYTES
     if size > limit and rows > 1:
         # In even parts: each is as large as the limit allows, so that a shipment holds as few batches as can be.
         step = -(-rows // min(rows, -(-size // limit)))

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
@@ -19,14 +19,18 @@ import pyarrow as pa
 
 from pxrs.clock import Clock
 from pxrs.errors import Damaged, Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable
-from pxrs.logs.base import Log
+from pxrs.logs.base import Log, Row
 from pxrs.model import Grant, Message
 from pxrs.runtime import delivery
 from pxrs.runtime.delivery import Context, Deliver, Parcel
 from pxrs.runtime.gaps import place_in_log, tell_of_gap
+from pxrs.runtime.latch import Nudge
 from pxrs.runtime.report import Report, silent
 from pxrs.runtime.sink import Sink
+from pxrs.runtime.tally import Tally
 from pxrs.settings import Settings
+
+__all__ = ["PARKED_SECONDS", "DeadLetterBox", "Job", "Tally", "Worker"]
 
 logger = logging.getLogger("pxrs.consumer")
 
@@ -39,22 +43,6 @@ class DeadLetterBox(Protocol):
     """Where messages go that a handler could not process."""
 
     def keep(self, message: Message, cause: BaseException, stack: str, tries: int, context: Context) -> None: ...
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was done since the start. Each worker counts for itself: threads must not share a counter."""
-
-    handled: int = 0
-    retried: int = 0
-    skipped: int = 0
-    dead_lettered: int = 0
-    handler_seconds: float = 0.0
-    expired: int = 0
-
-    def add(self, other: Tally) -> None:
-        for counter in fields(Tally):
-            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
 
 
 def nobody_yet(*_: Any) -> None:
@@ -109,14 +97,15 @@ class Worker:
         self.is_live = False
         self.finished = False
         self.busy_since: float | None = None
-        self.tally = Tally()
+        self._tally = Tally()
+        self._not_handled = 0  # of the offsets below the position
         self._job = job
         self._checkpoint = checkpoint
         self._context = Context(job.member, grant.epoch, 1)
         self._paused = paused
         self._halt = False
         self._begun = False
-        self._bell = threading.Event()
+        self._bell = Nudge()
         self._commit_at = 0
         self._told: int | None = checkpoint
         self._tell_at = 0.0
@@ -178,7 +167,9 @@ class Worker:
     def _begin(self) -> None:
         partition = self.grant.partition
         self.busy_since = self._job.clock.monotonic()
-        position = self._placed(self._job.start_at(partition) if self._checkpoint is None else self._checkpoint)
+        start = self._job.start_at(partition) if self._checkpoint is None else self._checkpoint
+        self._not_handled = start
+        position = self._placed(start)
         self._commit_at = position + self._job.settings.commit_every
         self.position = position
         if self._job.assigned:
@@ -189,8 +180,14 @@ class Worker:
     def _placed(self, position: int) -> int:
         placed, _ = place_in_log(self._job.log, self._job.settings, self.grant.partition, position)
         if placed > position:
-            self.tally.expired += tell_of_gap(self._job.report, self.grant, position, placed)
+            self._tally.expired += tell_of_gap(self._job.report, self.grant, position, placed)
+            self._not_handled += placed - position
         return placed
+
+    @property
+    def tally(self) -> Tally:
+        """What was done since the start. Handled is what the position has passed: no message is counted by itself."""
+        return replace(self._tally, handled=max(0, (self.position or 0) - self._not_handled) if self._begun else 0)
 
     def _end(self) -> None:
         try:
@@ -225,14 +222,15 @@ class Worker:
         self.trouble = error
         self._bell.wait(PARKED_SECONDS)
 
-    def _next_batch(self) -> pa.RecordBatch | None:
+    def _next_batch(self) -> pa.RecordBatch | list[Row] | None:
         if self._paused or self._job.clock.monotonic() >= self._job.alive_until:
             return None
         if not self._begun:
             self._begin()
         assert self.position is not None
         try:
-            batch = self._job.log.read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
+            read = self._job.log.read_rows if self._job.deliver == "message" else self._job.log.read
+            batch = read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
         except Expired:  # deleted under a slow reader
             self._advance(self._placed(self.position))
             return self._next_batch()
@@ -241,7 +239,7 @@ class Worker:
             self._job.wake()
         return batch
 
-    def _handle_batch(self, batch: pa.RecordBatch) -> None:
+    def _handle_batch(self, batch: pa.RecordBatch | list[Row]) -> None:
         began = self._job.clock.monotonic()
         try:
             if self._job.deliver == "message":
@@ -250,15 +248,21 @@ class Worker:
                 self._handle_parcels(batch)
         finally:
             self.busy_since = None
-            self.tally.handler_seconds += self._job.clock.monotonic() - began
+            self._tally.handler_seconds += self._job.clock.monotonic() - began
 
-    def _handle_messages(self, batch: pa.RecordBatch) -> None:
-        """The way of every single message: nothing in here that it does not need."""
-        job, clock, tally = self._job, self._job.clock.monotonic, self.tally
-        handle, after = delivery.bound(job.handler, self._context), self.position or 0
+    def _handle_messages(self, batch: pa.RecordBatch | list[Row]) -> None:
+        """The way of every single message, with nothing that it does not need. Before ``limit`` nothing else is due."""
+        job, clock, after, limit = self._job, self._job.clock.monotonic, self.position or 0, 0.0
+        handle = delivery.bound(job.handler, self._context)
         for message in delivery.messages_of(batch, self.grant.partition):
             now = clock()
-            if self._halt or self._paused or now >= job.alive_until:
+            if now >= limit:
+                if now >= job.alive_until:
+                    return
+                if now >= self._tell_at:
+                    self._tell()
+                limit = min(job.alive_until, self._tell_at)
+            if self._halt or self._paused:
                 return
             self.busy_since = now
             after += 1
@@ -267,9 +271,8 @@ class Worker:
             except Exception as error:
                 if not self._rescue(batch, Parcel(message, after - 1, after), error):
                     return
-            tally.handled += 1
             self.position = after
-            if after >= self._commit_at or now >= self._tell_at:
+            if after >= self._commit_at:
                 self._tell()
 
     def _handle_parcels(self, batch: pa.RecordBatch) -> None:
@@ -284,7 +287,6 @@ class Worker:
             except Exception as error:
                 if not self._rescue(batch, parcel, error):
                     return
-            self.tally.handled += parcel.end - parcel.start
             self._advance(parcel.end)
 
     def _keep(self, output: Any) -> None:
@@ -354,7 +356,7 @@ class Worker:
         return True
 
     def _try_again(self, parcel: Parcel, attempt: int) -> Exception | None:
-        self.tally.retried += 1
+        self._tally.retried += 1
         try:
             self._keep(self._job.handler(parcel.payload, self._context._replace(attempt=attempt)))
         except Exception as error:
@@ -385,12 +387,14 @@ class Worker:
             self._halt = True
             return False
         if policy == "skip":
-            self.tally.skipped += 1
+            self._tally.skipped += 1
             logger.error("skipped %s after %d tries: %r", where, tries, error)
             return True
-        message = delivery.message_at(batch, parcel.start, self.grant.partition)
+        message = parcel.payload
+        if not isinstance(message, Message):
+            message = delivery.message_at(batch, parcel.start, self.grant.partition)
         stack = "".join(traceback.format_exception(error))
         self._job.dead_letters.keep(message, error, stack, tries, self._context)
-        self.tally.dead_lettered += 1
+        self._tally.dead_lettered += 1
         logger.error("dead-lettered %s after %d tries: %r", where, tries, error)
         return True

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pxrs.errors import PxrsError
 from pxrs.model import Grant
 from pxrs.runtime.sinkworker import SinkWorker
-from pxrs.runtime.worker import Job, Tally, Worker
+from pxrs.runtime.tally import Tally
+from pxrs.runtime.worker import Job, Worker
 
 
 class Workforce:

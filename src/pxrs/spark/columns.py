@@ -67,6 +67,11 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(name, TYPES[name]) for name in columns])
 
 
+def declared(columns: Sequence[str]) -> pa.Schema:
+    """These columns as a source declares them: of what is never null the JVM need not ask of each value."""
+    return pa.schema([pa.field(name, TYPES[name], nullable=name not in NEVER_NULL) for name in columns])
+
+
 class Shaper:
     """Makes the asked-for columns out of a partition's stored batches, without a copy where types allow it."""
 

@@ -96,7 +96,7 @@ def _launcher(java: Path) -> Path:
     """A directory with a ``bin/java`` that starts this Java without the flag that it does not know."""
     text = _LAUNCHER.format(java=shlex.quote(str(java)))
     last: OSError | None = None
-    for cache in _caches():
+    for cache in caches():
         try:
             return _written(cache / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}", text)
         except OSError as error:
@@ -115,7 +115,7 @@ def _written(home: Path, text: str) -> Path:
     return home
 
 
-def _caches() -> Iterator[Path]:
+def caches() -> Iterator[Path]:
     """Directories that nobody else can write to: what is found there will be run."""
     own = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for place in (Path(own) / "pxrs", Path(tempfile.gettempdir()) / f"pxrs-{os.getuid()}"):

@@ -36,13 +36,13 @@ class DefaultSource(DataSource):
         """Asked for at ``load()``: what is wrong is said then, not when the first job runs."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        from pxrs.spark.columns import schema_of
+        from pxrs.spark.columns import declared
         from pxrs.spark.offsets import check_queue
         from pxrs.spark.options import check_read
 
         request = check_read(self.options)
         check_queue(request)
-        return from_arrow_schema(schema_of(request.columns))
+        return from_arrow_schema(declared(request.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options, arrow = self._handed_over(schema)

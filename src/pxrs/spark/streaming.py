@@ -15,6 +15,7 @@ from importlib import import_module
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as HandsOverRows
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from pxrs.clock import SystemClock
@@ -22,14 +23,18 @@ from pxrs.logs.base import Log
 from pxrs.logs.records import refuse_offset
 from pxrs.model import Range
 from pxrs.rules.batches import share_out
+from pxrs.settings import Settings
 from pxrs.spark.offsets import offset_of, open_log, partitions_of, split
 from pxrs.spark.options import StreamRequest, check_selection, parse_stream
-from pxrs.spark.plan import slices_of
+from pxrs.spark.plan import Slice, slices_of
 from pxrs.spark.reading import Reading, TaskReader
 from pxrs.spark.streaming_limits import IDLE_SECONDS, Limits
 from pxrs.spark.streaming_offsets import Offset, decode_positions, encode_positions
 
 logger = logging.getLogger("pxrs.stream")
+
+FAST_BYTES = 16 << 20
+"""A batch of few rows may still be a large one."""
 
 
 def stream_reader(options: Mapping[str, str], schema: pa.Schema) -> StreamReader:
@@ -46,6 +51,9 @@ def stream_reader(options: Mapping[str, str], schema: pa.Schema) -> StreamReader
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What Spark asks in its source process. Only the task side is pickled: no address, no credential."""
+
+    _handed: list[pa.RecordBatch] | None = None
+    """Rows that were read here, and go to Spark with the plan."""
 
     def __init__(self, request: StreamRequest, reading: Reading) -> None:
         self.request = request
@@ -74,11 +82,39 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """Comes one batch late, and for the last one never: what counts is done by ``latestOffset``."""
 
+    # ---- who reads what ---------------------------------------------------------------------------------------------
+
     def tasks(self, ranges: Iterable[Range]) -> list[InputPartition]:
-        """Who reads what: one task for each partition, more for long ranges if that is asked for."""
+        """One task for each partition, more for long ranges if that is asked for, and one alone for a small batch."""
         read = self.request.read
-        parts = split([part for part in ranges if part.rows], read.min_tasks, read.max_rows)
-        return [InputPartition(slices_of(self.log, [part])) for part in parts]
+        wanted = [part for part in ranges if part.rows]
+        whole = slices_of(self.log, wanted)
+        if self._is_small(whole):
+            self._handed = list(self.task_side.batches(whole))
+            return [InputPartition(whole)]
+        if read.min_tasks is None and read.max_rows is None:
+            return [InputPartition((part,)) for part in whole]
+        return [InputPartition(slices_of(self.log, [part])) for part in split(wanted, read.min_tasks, read.max_rows)]
+
+    def _is_small(self, slices: tuple[Slice, ...]) -> bool:
+        """Whether it is quicker to read a batch here than to have tasks do it."""
+        read, most = self.request.read, int(self.request.settings.get("fast_rows", Settings().fast_rows))
+        rows = sum(part.end - part.start for part in slices)
+        if read.min_tasks is not None or not 0 < rows <= min(most, read.max_rows or most):
+            return False
+        pieces = [piece for part in slices for piece in part.pieces]
+        return all(piece.kind == "arrow" for piece in pieces) and sum(piece.length for piece in pieces) <= FAST_BYTES
+
+    @property  # type: ignore[misc]  # the one that every object has could be set
+    def __class__(self) -> type:
+        """Spark takes rows together with a plan, so that no task needs a Python worker, but only of a reader of its
+        own. This is one as long as it has rows to hand over; a Spark that does not ask has its tasks read them."""
+        return type(self) if self._handed is None else HandsOverRows
+
+    def getCache(self, start: Offset, end: Offset) -> Iterator[pa.RecordBatch] | None:  # noqa: ARG002, N802 - Spark's
+        """The rows of the batch that was just planned, if they were read here."""
+        handed, self._handed = self._handed, None
+        return None if handed is None else iter(handed)
 
 
 class PlainReader(StreamReader):

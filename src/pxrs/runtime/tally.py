@@ -1,0 +1,21 @@
+"""What a worker has done, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was done since the start. Each worker counts for itself: threads must not share a counter."""
+
+    handled: int = 0
+    retried: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    handler_seconds: float = 0.0
+    expired: int = 0
+
+    def add(self, other: Tally) -> None:
+        for counter in fields(Tally):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
