@@ -28,6 +28,7 @@ try:
     from nats.aio.msg import Msg
 
     from pxrs.clients.nats_burst import Mailbox, Send, collect, status_of
+    from pxrs.clients.nats_errors import ApiError, NobodyAnswers, NotDoneInTime, checked, nobody_answers
 except ModuleNotFoundError as error:
     raise BadUrl("nats:// needs the package nats-py: pip install 'pxrs[nats]'") from error
 
@@ -57,23 +58,6 @@ _NEVER = 600.0  # the library's own time-outs: ``answer`` gives up long before
 _RECONNECT_SECONDS = 0.1
 _PING_SECONDS = 5
 _CLOSE_SECONDS = 2.0
-
-
-class NobodyAnswers(Unavailable):
-    """The server is there, and nothing in it answers to this subject: JetStream is starting, or the stream is gone."""
-
-
-class NotDoneInTime(Unavailable):
-    """The loop itself has not come to an end with it: it may still happen."""
-
-
-class ApiError(Exception):
-    """JetStream's own answer that it will not do it; ``number`` is its err_code."""
-
-    def __init__(self, status: int, number: int, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.number = number
 
 
 class _Link(NatsConnection):
@@ -266,18 +250,6 @@ class _Connection:
                 await asyncio.wait_for(made.flush(1), _CLOSE_SECONDS)
         with suppress(Exception):
             await asyncio.wait_for(made.close(), _CLOSE_SECONDS)
-
-
-def nobody_answers(address: Address) -> NobodyAnswers:
-    return NobodyAnswers(f"{address} has no JetStream ready for this (starting, without a leader, or not enabled)")
-
-
-def checked(answer: bytes) -> dict[str, Any]:
-    """JetStream's answer; ApiError if it is a refusal."""
-    found: dict[str, Any] = json.loads(answer)
-    if error := found.get("error"):
-        raise ApiError(int(error.get("code", 0)), int(error.get("err_code", 0)), str(error.get("description")))
-    return found
 
 
 def _safely(call: Callable[[], None]) -> None:
