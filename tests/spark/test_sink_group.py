@@ -23,8 +23,10 @@ import pxrs
 from pxrs.errors import Fenced, Refused, Unexpected
 from pxrs.runtime.registry import Registry
 from pxrs.sinks import QueueSink
+from pxrs.spark import sink_commit
 from pxrs.spark.sink import stream_writer
 from pxrs.spark.sink_group import planned_in
+from pxrs.spark.sink_places import Place
 
 Start = Callable[..., Life]
 
@@ -93,6 +95,33 @@ def test_b78_files_of_tasks_that_were_tried_again_or_came_second_do_not_count(st
     first, second = life.tasks(), life.tasks()
     life.finish([first[0], second[1]])
     assert copied(tmp_path) == EVERYTHING and waiting(tmp_path) == []
+
+
+def test_b74_a_batch_that_was_stored_when_its_plan_was_not_read_is_not_stored_again(
+    queue: pxrs.Queue, start: Start, tmp_path: Path
+) -> None:
+    """As by PXRS 0.4, or while the checkpoint could not be reached: only its checkpoints are left to move."""
+    life = start()
+    assert life.plan()
+    reports = life.tasks()
+    target = life.writer._target
+    assert target is not None
+    sink_commit.commit(target, Place(life.writer.root, "query-4711", 0), reports)
+    life.query.crash()
+    assert copied(tmp_path) == EVERYTHING and checkpoints(queue) == [0] * PARTITIONS
+    start().run()
+    assert copied(tmp_path) == EVERYTHING and checkpoints(queue) == [EACH] * PARTITIONS
+
+
+def test_b74_an_empty_first_batch_that_was_interrupted_is_finished(tmp_path: Path, start: Start) -> None:
+    """Spark replays it without asking the source for more than its start, so nobody has joined."""
+    life = start()
+    reader = life.query.reader
+    nothing = reader.initialOffset()
+    (life.directory / "offsets" / "0").write_text("\n".join(["v1", "{}", json.dumps(nothing)]))
+    assert reader.partitions(nothing, nothing) == []
+    life.writer.commit([], 0)
+    assert copied(tmp_path) == []
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ class LoopThread:
         call = _Call(work)
         self.loop.call_soon_threadsafe(call.start)
         try:
-            if not call.ended.acquire(timeout=seconds):
+            if not call.ended.acquire(timeout=max(0.0, seconds)):
                 raise TimeoutError
         except BaseException:
             self.loop.call_soon_threadsafe(call.cancel)

@@ -26,6 +26,7 @@ from pxrs.logs.segment import (
 )
 from pxrs.logs.walk import FRESH, Tail, Window, walk
 
+_NOTHING = (0, b"")
 _SMALL = 65_536
 """To read so many bytes costs less than to map their file anew."""
 
@@ -62,7 +63,7 @@ class Segment:
         self._inode: int | None = None
         self._map: pa.Buffer | None = None
         self._last = b""
-        self._fresh = (0, b"")
+        self._fresh = _NOTHING
 
     def refresh(self, limit: int | None = None) -> None:
         """Take in what was appended since the last look, up to ``limit``."""
@@ -124,7 +125,9 @@ class Segment:
             raise
         self.position, self.end, self.tail = seen
         self._last = window.last or self._last
-        self._fresh = (window.start, window.data) if len(window.data) <= FRESH else (0, b"")
+        # What stands behind the end is not durable yet: its writer may take it back, and another write there.
+        known_bytes = window.data[: max(0, self.position - window.start)]
+        self._fresh = (window.start, known_bytes) if len(known_bytes) <= FRESH else _NOTHING
 
     def _load_index(self, fd: int) -> int:
         """Take in the index file, if its last batch is the one that stands in the segment; returns where that ends."""
@@ -143,7 +146,7 @@ class Segment:
     def add(self, position: int, header: Header) -> None:
         """Take in a batch that was just written."""
         self.index.add(position, header)
-        self._last = b""
+        self._last, self._fresh = b"", _NOTHING
         self.position, self.end, self.tail = position + header.length, header.end, Tail.CLEAN
 
     def end_at(self, position: int) -> int:

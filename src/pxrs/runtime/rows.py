@@ -8,12 +8,12 @@ Every commit of every partition comes through here: what is done once per row is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from pxrs.errors import Conflict, PxrsError, Unknown
 from pxrs.runtime.bell import Bell
-from pxrs.stores.base import ABSENT, Outcome, Store, Swap, Verdict
+from pxrs.stores.base import ABSENT, Outcome, Row, Store, Swap, Verdict
 
 N = TypeVar("N")
 T = TypeVar("T")
@@ -58,12 +58,14 @@ class Rows(Generic[N, T]):
         return self if store is self._store else Rows(store, self._kind)
 
     def read(self, names: Collection[N]) -> dict[N, Held[T]]:
+        return {name: self._held(name, row) for name, row in self._stored(names)}
+
+    def _stored(self, names: Collection[N]) -> Iterator[tuple[N, Row | None]]:
+        return zip(names, self._store.read([self._kind.key(name) for name in names]), strict=True)
+
+    def _held(self, name: N, row: Row | None) -> Held[T]:
         kind = self._kind
-        found = self._store.read([kind.key(name) for name in names])
-        return {
-            name: Held(kind.absent(name), ABSENT) if row is None else Held(kind.decode(name, row.value), row.version)
-            for name, row in zip(names, found, strict=True)
-        }
+        return Held(kind.absent(name), ABSENT) if row is None else Held(kind.decode(name, row.value), row.version)
 
     def scan(self, prefix: str) -> dict[N, Held[T]]:
         kind = self._kind
@@ -72,10 +74,19 @@ class Rows(Generic[N, T]):
 
     def create(self, rows: Mapping[N, T]) -> None:
         """Make these rows where they are absent; what is there stays as it is."""
-        swaps = [self._as_swap(name, ABSENT, row) for name, row in rows.items()]
-        for swap, outcome in zip(swaps, self._store.swap_each(swaps), strict=True):
-            if outcome.verdict is Verdict.UNKNOWN:
-                raise _no_answer(swap.key, outcome)
+        todo: Collection[N] = rows
+        for _ in range(TRIES):
+            swaps = [self._as_swap(name, ABSENT, rows[name]) for name in todo]
+            outcomes = self._store.swap_each(swaps)
+            for swap, outcome in zip(swaps, outcomes, strict=True):
+                if outcome.verdict is Verdict.UNKNOWN:
+                    raise _no_answer(swap.key, outcome)
+            refused = [n for n, outcome in zip(todo, outcomes, strict=True) if outcome.verdict is Verdict.CONFLICT]
+            # A store may refuse for another reason than that the row is there. All of them must be there in the end.
+            todo = [name for name, row in self._stored(refused) if row is None] if refused else []
+            if not todo:
+                return
+        raise Conflict(f"{len(todo)} rows could not be made; the first is {self._kind.key(next(iter(todo)))}")
 
     def change(
         self,
@@ -89,7 +100,8 @@ class Rows(Generic[N, T]):
         held = known or {}
         for _ in range(TRIES):
             if missing := [name for name in todo if name not in held]:
-                held = {**held, **self.read(missing)}
+                held = {**held, **self._look(missing, results)}
+                todo = [name for name in todo if name not in results]
             if wishes := self._decide(todo, rules, held, results):
                 self._swap(wishes, held, results, bell)
             if len(results) == len(rules):
@@ -119,6 +131,18 @@ class Rows(Generic[N, T]):
             if outcome.verdict is Verdict.UNKNOWN:
                 raise Unknown(f"no answer to a swap of {len(rules)} rows: {outcome.reason}")
         raise Conflict(f"one of {len(rules)} rows was changed by others {TRIES} times in a row")
+
+    def _look(self, names: Collection[N], results: dict[N, Held[T] | PxrsError]) -> dict[N, Held[T]]:
+        """The rows that are there, or may be absent. One that must not be absent spoils no other."""
+        found: dict[N, Held[T]] = {}
+        for name, row in self._stored(names):
+            try:
+                found[name] = self._held(name, row)
+            except PxrsError as error:
+                if row is not None:
+                    raise
+                results[name] = error
+        return found
 
     def _decide(
         self,

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,7 +118,9 @@ def has_members_beside() -> bool:
 def _jvm_above() -> int | None:
     """The JVM that has started this process, if one of its sources has left files."""
     home = _home()
-    return next((pid for pid in _ancestors() if (home / _name_of(pid)).is_dir()), None)
+    with suppress(OSError):  # the directory is somebody else's: nothing of ours is in it
+        return next((pid for pid in _ancestors() if (home / _name_of(pid)).is_dir()), None)
+    return None
 
 
 def _identity(pair: list[Any]) -> Identity:
@@ -152,7 +156,16 @@ def _name_of(pid: int) -> str:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:  # no such process, or a system without /proc
         started = "0"
-    return f"jvm-{pid}-{started}"
+    return f"jvm-{_here()}-{pid}-{started}"
+
+
+@cache
+def _here() -> str:
+    """Which processes the numbers are of: temporary directories can be shared by machines, and by containers."""
+    parts = [platform.node()]
+    with suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _ancestors() -> Iterator[int]:
@@ -169,8 +182,8 @@ def _ancestors() -> Iterator[int]:
 def _sweep(home: Path) -> None:
     if not Path("/proc/self/stat").exists():
         return
-    for directory in home.glob("jvm-*-*"):
-        if _name_of(int(directory.name.split("-")[1])) != directory.name:
+    for directory in home.glob(f"jvm-{_here()}-*-*"):
+        if _name_of(int(directory.name.split("-")[2])) != directory.name:
             shutil.rmtree(directory, ignore_errors=True)
 
 

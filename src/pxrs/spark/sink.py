@@ -34,6 +34,8 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     request = parse_sink(options, is_stream=False)
     job, root = _prepare(request, schema)
     producer = ONCE + secrets.token_hex(12) if request.producer is None else named_producer(request.producer)
+    if request.producer is None:  # nobody can go on with it after a power loss, so what waits need not outlive one
+        job = job._replace(is_durable=False)
     return BatchWriter(job, Place(root, producer, request.sequence), keep(Target(request.log, request.settings)))
 
 

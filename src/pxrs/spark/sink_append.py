@@ -92,8 +92,10 @@ def _append_all(
     append: Callable[[Shipment, list[int]], None],
     holds: Callable[[], bool],
 ) -> None:
-    with ThreadPoolExecutor(_LANES, thread_name_prefix="pxrs-append") as threads:
-        for shipment in found:
+    with ThreadPoolExecutor(_LANES + 1, thread_name_prefix="pxrs-append") as threads:
+        coming = threads.submit(next, found, None)
+        while (shipment := coming.result()) is not None:
+            coming = threads.submit(next, found, None)  # is read while this one is appended
             missing = [partition for partition, mark in shipment.marks().items() if mark not in stored]
             if not holds():  # who slept here must not append what the log no longer remembers
                 return

@@ -27,6 +27,7 @@ from pxrs.spark.sink_group import StagedFiles, commit_fenced, planned_in
 from pxrs.spark.sink_ledger import Decision, Ledger, sweep
 from pxrs.spark.sink_places import Place
 from pxrs.spark.sink_writers import Staged, Target
+from pxrs.spark.streaming_offsets import Planned
 
 logger = logging.getLogger(__name__)
 
@@ -44,23 +45,39 @@ def open_log(url: str, wish: Wish, settings: Settings, create: bool) -> Log:
 
 def commit_batch(target: Target, place: Place, messages: Sequence[Any], checkpoint: str | None) -> None:
     """Store a batch of a stream. If a member of a group has planned it, the checkpoints of its source move with it."""
-    directory = _path_of(checkpoint)
-    is_here = os.path.isdir(os.path.join(directory, "offsets"))
-    planned = planned_in(directory, place.sequence) if is_here else None
-    if not is_here and has_members_beside():
-        logger.warning(
-            "the checkpoint %s cannot be read here: a stream with pxrs.group.id is stored at least once; set "
-            "option checkpointLocation to a directory of this machine to have it once", checkpoint or "of this query",
-        )  # fmt: skip
+    planned = _planned(checkpoint, place.sequence)
     if planned is None:
         commit(target, place, messages)
         return
     settings = load_settings(**target.settings)
     with closing(open_log(target.log, Wish(), settings, create=False)) as log:
-        staged = StagedFiles(_decision(log, place, _in_order(messages)), place.staged)
+        staged = StagedFiles(_left_to_store(log, settings, place, _in_order(messages)), place.staged)
         commit_fenced(log, settings, os.path.dirname(os.path.dirname(place.root)), planned, place.sequence, staged)
     give_up(place)
     sweep(place.root)
+
+
+def _planned(checkpoint: str | None, batch: int) -> Planned | None:
+    directory = _path_of(checkpoint)
+    if directory is not None and os.path.isdir(os.path.join(directory, "offsets")):
+        return planned_in(directory, batch)
+    if has_members_beside():
+        logger.warning(
+            "the checkpoint %s cannot be read here: a stream with pxrs.group.id is stored at least once; set the "
+            "query's option checkpointLocation to a directory of this machine to have it once",
+            checkpoint or "of this query",
+        )
+    return None
+
+
+def _left_to_store(log: Log, settings: Settings, place: Place, staged: Sequence[Staged]) -> Decision:
+    """All of it, unless the ledger has this batch already: from a time when its plan could not be read, or from a
+    version of PXRS that did not read it. Then the checkpoints alone are left to move.
+    """
+    ledger = Ledger(place.root, place.producer)
+    for sequence in ledger.pending():
+        _carry_out(log, settings, ledger, sequence, is_new=False)
+    return _decision(log, place, [] if _is_stored(ledger, place, staged) else staged)
 
 
 def _in_order(messages: Sequence[Any]) -> list[Staged]:
@@ -137,16 +154,20 @@ def give_up(place: Place) -> None:
 
 def query_of(checkpoint: str | None) -> str | None:
     """The id of a streaming query, from its checkpoint; None where that is not in a directory of this machine."""
+    directory = _path_of(checkpoint)
+    if directory is None:
+        return None
     try:
-        with open(os.path.join(_path_of(checkpoint), "metadata"), encoding="utf-8") as file:
+        with open(os.path.join(directory, "metadata"), encoding="utf-8") as file:
             found = json.load(file)["id"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(found)
 
 
-def _path_of(checkpoint: str | None) -> str:
-    return (checkpoint or "").removeprefix("file://").removeprefix("file:")
+def _path_of(checkpoint: str | None) -> str | None:
+    """None if the query did not name it: Spark does not tell what stands in its own settings."""
+    return checkpoint.removeprefix("file://").removeprefix("file:") if checkpoint else None
 
 
 # ---- what the driver keeps to itself ---------------------------------------------------------------------------------

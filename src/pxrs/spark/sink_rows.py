@@ -27,6 +27,8 @@ from pxrs.spark.sink_places import Place
 
 GROUP_BYTES = 16 << 20
 """So much is sorted at a time: large enough for large batches in the log, small enough for a worker's memory."""
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+"""To write a byte costs more than to compress it, twice over where it must be on the disk."""
 
 
 class Routing(NamedTuple):
@@ -73,7 +75,7 @@ def stage(batches: Iterable[pa.RecordBatch], job: Job, place: Place) -> File:
             body = to_body(group)
             if writer is None:
                 make_directories(place.staged)
-                writer = pa.ipc.new_stream(path, body.schema)
+                writer = pa.ipc.new_stream(path, body.schema, options=_OPTIONS)
             for partition, part in router.split(body, group):
                 writer.write_batch(part, custom_metadata={"partition": str(partition)})
             rows += body.num_rows

@@ -134,7 +134,7 @@ class ForgetsToWake(LosesReplies):
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         check_keys(swaps)
-        with self._held():
+        with self._shared().changed:
             return [self._swap(swap) for swap in swaps]
 
 
@@ -297,12 +297,13 @@ class ComparesThenWrites(LosesReplies):
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         check_keys(swaps)
-        with self._held() as table:
+        table = self._shared()
+        with table.changed:
             fits = [self._matches(table.rows.get(swap.key), swap) for swap in swaps]
         if self.losing is not None or not all(fits) or any(swap.value is None for swap in swaps):
             return super().swap_each(swaps)
         time.sleep(0)  # the window in which another thread passes the same comparison
-        with self._held() as table:
+        with table.changed:
             outcomes = [done(table.write(swap)) for swap in swaps]
             table.changed.notify_all()
             return outcomes
