@@ -11,7 +11,7 @@ import pytest
 
 from pxrs.errors import NotFound, Refused
 from pxrs.logs import memory
-from pxrs.logs.base import Log, Stamp, Wish
+from pxrs.logs.base import Log, Rows, Stamp, Wish
 from pxrs.logs.files import FileLog
 from pxrs.plugins import find_driver
 from pxrs.settings import Settings
@@ -66,8 +66,13 @@ class SealsAtOnce(FileLog):
     def append(
         self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None
     ) -> dict[int, int]:
-        given = super().append(batches, stamps)
-        for partition in batches:
+        return self._sealed(super().append(batches, stamps))
+
+    def append_rows(self, rows: Mapping[int, Rows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
+        return self._sealed(super().append_rows(rows, stamps))
+
+    def _sealed(self, given: dict[int, int]) -> dict[int, int]:
+        for partition in given:
             self.seal(partition)
         return given
 

@@ -50,6 +50,10 @@ BROKEN_LOGS: dict[str, tuple[type[MemoryLog], str]] = {
     ),
     "no Expired below the start": (messages.SkipsToTheStart, "test_b39_a_reader_behind_a_trim_is_told_the_gap"),
     "Expired without the gap": (keeping.ExpiredWithoutTheGap, "test_b39_a_reader_behind_a_trim_is_told_the_gap"),
+    "forgets stamps of a few messages": (
+        messages.FewRowsAreNotStamped,
+        "test_a_few_messages_as_plain_values_are_stored_as_batches_are",
+    ),
     "drops a message at max_rows": (messages.DropsAtMaxRows, "test_reads_start_anywhere_and_keep_to_max_rows"),
     "ignores max_rows": (messages.IgnoresMaxRows, "test_reads_start_anywhere_and_keep_to_max_rows"),
     "believes that times rise": (

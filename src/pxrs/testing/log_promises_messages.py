@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pxrs.errors import BeyondEnd, Expired, NotFound, Refused
-from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA
+from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA, Log, Row, Rows, Stamp
 from pxrs.testing.log_promises import (
     SMALL,
     LogPromises,
@@ -52,6 +52,23 @@ class MessagePromises(LogPromises):
         assert read_all(log, 0) == list(enumerate(numbered(5)))
         assert read_all(log, 1) == list(enumerate(numbered(2, 50)))
         assert (log.bounds(0), log.bounds(1)) == ((0, 5), (0, 2))
+
+    def test_a_few_messages_as_plain_values_are_stored_as_batches_are(self, open_log: OpenLog) -> None:
+        """``append_rows`` and ``read_rows`` may be a shorter way. They lead to the same place, retries included."""
+        log, stamp = open_log(partitions=2), Stamp("p", 1)
+        log.append({0: entries(numbered(2))})
+        few = Rows([5, -7], [ALL_BYTES, None], [b"", ALL_BYTES], bytes(range(32)))
+        assert log.append_rows({0: few, 1: few}, {0: stamp, 1: stamp}) == {0: 2, 1: 0}
+        assert log.append_rows({0: few}, {0: stamp}) == {0: 2}, "a retry is stored once"
+        log.append({0: entries(numbered(1, 9))})
+        assert log.bounds(0) == (0, 5)
+        for partition, start, stored in ((0, 2, 2), (1, 0, 2)):
+            expected = few.batch().to_pylist()
+            table = read_table(log, partition).slice(start, stored)
+            assert table.select(ENTRY_SCHEMA.names).to_pylist() == expected
+            rows = _plain(log, partition, start, stored)
+            assert [row[1] for row in rows] == list(range(start, start + stored))
+            assert [(row[2], row[3], row[5]) for row in rows] == [(e["key"], e["value"], e["id"]) for e in expected]
 
     def test_batches_for_several_partitions_go_each_to_its_own(self, open_log: OpenLog) -> None:
         log = open_log(partitions=4)
@@ -210,3 +227,19 @@ class MessagePromises(LogPromises):
         with pytest.raises(Refused, match="value"):
             log.append({0: good, 1: null})
         assert (log.bounds(0), log.bounds(1)) == ((0, 0), (0, 0))
+
+
+def _plain(log: Log, partition: int, offset: int, count: int) -> list[Row]:
+    """So many messages by ``read_rows``, which may give Arrow or plain values, and fewer than asked for."""
+    found: list[Row] = []
+    while len(found) < count:
+        part = log.read_rows(partition, offset + len(found), count - len(found))
+        assert part is not None, f"offset {offset + len(found)} is not there"
+        found += part if isinstance(part, list) else _rows_of(part, partition)
+    return found
+
+
+def _rows_of(batch: pa.RecordBatch, partition: int) -> list[Row]:
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    rows = zip(batch.to_pylist(), times, strict=True)
+    return [(partition, r["offset"], r["key"], r["value"], t, r["id"], r["headers"], r["tenant"]) for r, t in rows]
