@@ -121,7 +121,9 @@ def _number(answer: BytesIO) -> int:
     return int.from_bytes(answer.read(4), "big", signed=True)
 
 
-def test_a_small_batch_is_read_here_and_goes_to_spark_with_its_plan(queue: pxrs.Queue, tmp_path: Path) -> None:
+def test_a_small_batch_is_read_here_and_goes_to_spark_with_its_plan(
+    queue: pxrs.Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def planned(reader: StreamReader) -> Query:
         query = Query(reader, Checkpoint())
         assert query.plan()
@@ -136,6 +138,9 @@ def test_a_small_batch_is_read_here_and_goes_to_spark_with_its_plan(queue: pxrs.
     member = planned(member_of(tmp_path, **{"pxrs.fast.rows": "99"}))
     assert handed(member) == (PARTITIONS, None)
     member.reader.stop()
+    with monkeypatch.context() as patched:
+        patched.setenv("PXRS_FAST_ROWS", "0")
+        assert handed(planned(reader_of(tmp_path, startingOffsets="earliest"))) == (PARTITIONS, None)
     ends = queue.ends()
     queue.log.append({p: messages(p, range(end, end + 9_999)) for p, end in ends.items() if p < 2})
     assert handed(planned(reader_of(tmp_path, startingOffsets="earliest"))) == (PARTITIONS, None)

@@ -25,7 +25,7 @@ from pxrs.spark.options import parse_stream
 from pxrs.spark.sidefile import SideFiles
 from pxrs.spark.streaming_member import open_for
 from pxrs.spark.streaming_offsets import Planned
-from pxrs.spark.streaming_query import RunningQuery, Source
+from pxrs.spark.streaming_query import RunningQuery, Source, running_query
 from pxrs.spark.streaming_state import warn
 
 
@@ -57,11 +57,12 @@ class FencedBatches:
             bind(sink, queue.store)
         self._opened: tuple[Mapping[str, str], Queue] | None = None
         self._fencing = Fencing(sink)
+        self._query: RunningQuery | None = None
         self._warned = False
 
     def run(self, df: DataFrame, number: int) -> None:
         """One micro-batch. Spark calls it in the driver's Python, when the offset log has the plan."""
-        query = RunningQuery(df)
+        query = self._query = running_query(df, self._query)
         source = query.source(number)
         planned = source.planned
         if self._sink is not None and not source.is_alone:

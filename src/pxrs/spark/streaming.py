@@ -11,11 +11,11 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import cached_property
 from importlib import import_module
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as HandsOverRows
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from pxrs.clock import SystemClock
@@ -23,13 +23,17 @@ from pxrs.logs.base import Log
 from pxrs.logs.records import refuse_offset
 from pxrs.model import Range
 from pxrs.rules.batches import share_out
-from pxrs.settings import Settings
 from pxrs.spark.offsets import offset_of, open_log, partitions_of, split
 from pxrs.spark.options import StreamRequest, check_selection, parse_stream
 from pxrs.spark.plan import Slice, slices_of
 from pxrs.spark.reading import Reading, TaskReader
 from pxrs.spark.streaming_limits import IDLE_SECONDS, Limits
 from pxrs.spark.streaming_offsets import Offset, decode_positions, encode_positions
+
+try:
+    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as HandsOverRows
+except ImportError:  # a Spark in which it has another name: its tasks read everything
+    HandsOverRows = None  # type: ignore[assignment,misc]
 
 logger = logging.getLogger("pxrs.stream")
 
@@ -98,12 +102,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_small(self, slices: tuple[Slice, ...]) -> bool:
         """Whether it is quicker to read a batch here than to have tasks do it."""
-        read, most = self.request.read, int(self.request.settings.get("fast_rows", Settings().fast_rows))
+        read, most = self.request.read, self._fast_rows
         rows = sum(part.end - part.start for part in slices)
-        if read.min_tasks is not None or not 0 < rows <= min(most, read.max_rows or most):
+        if HandsOverRows is None or read.min_tasks is not None or not 0 < rows <= min(most, read.max_rows or most):
             return False
         pieces = [piece for part in slices for piece in part.pieces]
         return all(piece.kind == "arrow" for piece in pieces) and sum(piece.length for piece in pieces) <= FAST_BYTES
+
+    @cached_property
+    def _fast_rows(self) -> int:
+        from pxrs.runtime.config import load_settings  # here: the process that only plans does without the runtime
+
+        return load_settings(**self.request.settings).fast_rows
 
     @property  # type: ignore[misc]  # the one that every object has could be set
     def __class__(self) -> type:
