@@ -44,8 +44,8 @@ def test_from_a_place_on(pxrs: Pxrs) -> None:
     assert pxrs(*tail, "earliest", "-n", 2).out.split() == ["m0", "m1"]
     assert pxrs(*tail, "latest").out == ""
     with library.open(QUEUE) as queue:
-        third = timestamp(queue.read(0, 3, 1)[0].timestamp_us + 999)
-    assert pxrs(*tail, third).out.split()[-2:] == ["m4", "m5"]
+        third = timestamp(queue.read(0, 3, 1)[0].timestamp_us)
+    assert pxrs(*tail, third).out.split()[-3:] == ["m3", "m4", "m5"]
     assert pxrs(*tail, "soon").code == 2
     assert "99" in pxrs(*tail, "99").err
     assert pxrs("log", "tail", QUEUE, "-p", 7).code == 1
