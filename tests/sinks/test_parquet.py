@@ -164,10 +164,12 @@ class Frame:
     """Writes as Spark does: several files, an empty one, and what belongs to nobody."""
 
     columns = ("key", "value")
+    master = "local[2]"
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self.sparkSession = self.conf = self.write = self  # the object plays all the parts that a sink asks for
+        # the object plays all the parts that a sink asks for
+        self.sparkSession = self.sparkContext = self.conf = self.write = self
         self.settings: dict[str, str] = {}
 
     def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
