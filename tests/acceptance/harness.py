@@ -90,19 +90,10 @@ class Town:
         for _ in range(1_000):
             process.send_signal(signal.SIGSTOP)
             eventually(lambda: _is_stopped(process.pid), "every thread of the process to stand still")
-            if self._registry_is_free():
+            if registry_is_free(self._directory / "orders" / "registry.db"):
                 return
             process.send_signal(signal.SIGCONT)
         pytest.fail("the process was in a transaction each time it was stopped")
-
-    def _registry_is_free(self) -> bool:
-        with closing(sqlite3.connect(self._directory / "orders" / "registry.db", timeout=0.5)) as connection:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                return False
-            connection.rollback()
-            return True
 
     def close(self) -> None:
         for process in self.processes:
@@ -140,3 +131,14 @@ def _is_stopped(pid: int) -> bool:
     """A signal takes effect a moment after it was sent, and for each thread."""
     states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
     return bool(states) and set(states) == {"T"}
+
+
+def registry_is_free(path: Path) -> bool:
+    """Whether nobody is in the middle of a SQLite transaction."""
+    with closing(sqlite3.connect(path, timeout=0.5)) as connection:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            return False
+        connection.rollback()
+        return True

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from .harness import DEADLINE, ROOT, eventually
+from .harness import DEADLINE, ROOT, eventually, registry_is_free
 from .spark_harness import COMMON, Application, SparkTown, is_alive, places_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("stream-stories")]
@@ -66,7 +66,7 @@ class StreamTown(SparkTown):
         for _ in range(1_000):
             _each(family, psutil.Process.suspend)
             eventually(lambda: all(map(_stands, family)), f"all of {name} to stand still")
-            if self._registry_is_free():
+            if registry_is_free(self._directory / "orders" / "registry.db"):
                 break
             _each(family, psutil.Process.resume)
         try:

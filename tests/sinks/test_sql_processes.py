@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.acceptance.harness import registry_is_free
 
 import pxrs
 from pxrs.testing.servers.base import wait_until
@@ -61,6 +62,16 @@ class Town:
 
     def shown(self) -> int:
         return len(self.place.rows("value"))
+
+    def stop_outside_a_write(self, process: subprocess.Popen[bytes]) -> None:
+        """SIGSTOP, but not in the middle of a SQLite transaction: that would hold the file's lock, and all others."""
+        for _ in range(1_000):
+            process.send_signal(signal.SIGSTOP)
+            registry = self.place.registry_elsewhere.removeprefix("sqlite:")
+            if not registry or registry_is_free(Path(registry)):
+                return
+            process.send_signal(signal.SIGCONT)
+        pytest.fail("the process was in a transaction each time it was stopped")
 
     def await_more(self, than: int) -> None:
         wait_until(lambda: self.shown() > than, f"more than {than} rows in the table", 90)
@@ -113,7 +124,7 @@ def test_b23_a_consumer_that_is_stopped_past_its_lease_writes_nothing_more(
         sent = here.send(MESSAGES)
         paused = here.start("A")
         here.await_more(0)
-        paused.send_signal(signal.SIGSTOP)
+        here.stop_outside_a_write(paused)
         before = here.shown()
         assert before < len(sent)
         assert here.start("B").wait(120) == 0

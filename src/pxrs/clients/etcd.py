@@ -27,6 +27,8 @@ _CERTAIN = {
 _NOBODY = "NOBODY"
 """Our own code: no node answers, and so nothing was sent."""
 _NOT_CONNECTED = "failed to connect to all addresses"
+_BROKEN = "Stream removed"
+"""The connection was an old one that has ended: no word about the node."""
 _TOO_LARGE = "larger than max"
 _NO_SPACE = "database space exceeded"
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
@@ -149,7 +151,8 @@ class Client:
         """A node that answers; Failed when none does. Each gets a second chance: what fails may be a connection
         that broke while nobody used it."""
         nodes, said = self._nodes or self._opened(), ""
-        for rest in range(2 * len(nodes), 0, -1):
+        rest = 2 * len(nodes)
+        while rest > 0:
             node = nodes[self._turn % len(nodes)]
             if node.proven:
                 return node
@@ -161,6 +164,8 @@ class Client:
                     raise
                 said = failure.text
                 self._gave_up(node)
+                if _BROKEN not in said or self._clock.monotonic() >= deadline:
+                    rest -= 1
         raise Failed(_NOBODY, said)
 
     def _proven_or_error(self, deadline: float) -> _Node:

@@ -68,6 +68,7 @@ class _Call(Generic[T]):
 
     def cancel(self) -> None:
         if self._task is not None:
+            self._task.add_done_callback(lambda _: self._work.close())  # which may not even have begun
             self._task.cancel()
 
     def result(self) -> T:

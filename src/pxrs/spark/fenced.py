@@ -10,6 +10,7 @@ has lost one of them shows nothing, and what is left of it is planned again.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -86,6 +87,7 @@ class FencedBatches:
         """The source's queue, opened here once: its options stand in the query's plan, which is in this machine."""
         if self._opened is None or self._opened[0] != options:
             queue = open_for(parse_stream(options))
+            weakref.finalize(self, queue.close).atexit = False  # with the query's function, and nobody waits at the end
             bind(self._sink, queue.store)
             self._opened = options, queue
         return self._opened[1]
