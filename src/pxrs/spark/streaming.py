@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _fast_rows(self) -> int:
         from pxrs.runtime.config import load_settings  # here: the process that only plans does without the runtime
 
-        return load_settings(**self.request.settings).fast_rows
+        return load_settings().fast_rows
 
     @property  # type: ignore[misc]  # the one that every object has could be set
     def __class__(self) -> type:

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
@@ -111,6 +112,10 @@ class GroupReader(StreamReader):
         planned = replace(planned, fenced=life.fenced, ranges=ranges)
         life.running = Sheet(planned.identity, planned.life, ranges)
         return planned.encode()
+
+    @cached_property
+    def _fast_rows(self) -> int:
+        return self.queue.settings.fast_rows
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         if start == end:
