@@ -15,14 +15,14 @@ import pxrs
 from pxrs.testing.servers.spark import Executor, SparkCluster
 
 from .harness import ROOT, eventually
-from .spark_harness import COMMON, START_DEADLINE, Hold, SparkTown
+from .spark_harness import COMMON, START_DEADLINE, Hold, MixedTown
 
 STREAM = "S"
 SETTINGS = {**COMMON, "lease_ms": 15_000}
 STREAM_SETTINGS = {name: SETTINGS[name] for name in ("lease_ms", "poll_ms", "revoke_timeout_ms")}
 
 
-class ClusterTown(SparkTown):
+class ClusterTown(MixedTown):
     """A town whose applications have their executors on a cluster, with a Python that does not have PXRS."""
 
     def __init__(self, directory: Path, cluster: SparkCluster, registry: str, python: Path, zipped: str) -> None:
@@ -65,13 +65,3 @@ class ClusterTown(SparkTown):
         """New executors take their time, all the more where other tests run."""
         group = self.queue.group("g")
         eventually(lambda: group.describe().total_lag == 0, "everything handled and committed", START_DEADLINE)
-
-    def prove(self) -> None:
-        """A streaming query tells of a claim with its first batch: so each partition gets a message."""
-        with self.load():
-            eventually(self._every_claim_is_told, "a batch of every owner")
-        super().prove()
-
-    def _every_claim_is_told(self) -> bool:
-        self._remember_owners()
-        return self._claims_are_told() and None not in self.owners().values()

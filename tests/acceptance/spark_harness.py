@@ -269,6 +269,20 @@ class SparkTown(Town):
         super().close()
 
 
+class MixedTown(SparkTown):
+    """A town where some applications are streaming queries."""
+
+    def prove(self) -> None:
+        """A streaming query tells of a claim with its first batch: so each partition gets a message."""
+        with self.load():
+            eventually(self._every_claim_is_told, "a batch of every owner")
+        super().prove()
+
+    def _every_claim_is_told(self) -> bool:
+        self._remember_owners()
+        return self._claims_are_told() and None not in self.owners().values()
+
+
 def places_of(line: Line) -> list[Place]:
     """The messages of the batch that a line is about."""
     return [(partition, offset) for partition, start, end, _ in line["ranges"] for offset in range(start, end)]

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from .harness import DEADLINE, ROOT, eventually, registry_is_free
-from .spark_harness import COMMON, Application, SparkTown, is_alive, places_of
+from .spark_harness import COMMON, Application, MixedTown, is_alive, places_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("stream-stories")]
 
@@ -30,7 +30,7 @@ SETTINGS = {"lease_ms": 3_000, "poll_ms": COMMON["poll_ms"], "revoke_timeout_ms"
 OPTIONS = {"pxrs.max.batch.ms": "8000"}
 
 
-class StreamTown(SparkTown):
+class StreamTown(MixedTown):
     """A town where some applications are streaming queries."""
 
     def __init__(self, directory: Path) -> None:
@@ -73,16 +73,6 @@ class StreamTown(SparkTown):
             yield
         finally:
             _each(family, psutil.Process.resume)
-
-    def prove(self) -> None:
-        """A streaming query tells of a claim with its first batch: so each partition gets a message."""
-        with self.load():
-            eventually(self._every_claim_is_told, "a batch of every owner")
-        super().prove()
-
-    def _every_claim_is_told(self) -> bool:
-        self._remember_owners()
-        return self._claims_are_told() and None not in self.owners().values()
 
 
 def _each(family: list[psutil.Process], do: Callable[[psutil.Process], None]) -> None:

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 import pxrs
-from pxrs.errors import Refused
+from pxrs.errors import NotFound, Refused
 from pxrs.spark import formats
 from pxrs.spark.formats import needs_registering
 from pxrs.spark.pyfiles import py_files
@@ -27,6 +27,11 @@ def test_the_zip_holds_all_sources_and_nothing_else(tmp_path: Path) -> None:
     sources = {f"pxrs/{path.relative_to(home).as_posix()}" for path in home.rglob("*.py")}
     assert sources | {"pyspark_pxrs/__init__.py", "pxrs/spark/log4j2.properties"} <= names
     assert not any("__pycache__" in name or "dist-info" in name for name in names)
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"missing: no such directory, to hold pxrs\.zip"):
+        py_files(tmp_path / "missing" / "pxrs.zip")
 
 
 def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:

@@ -95,12 +95,12 @@ class PartitionWriter:
             raise self._still_locked("another producer")
 
     def _free(self) -> None:
+        lock, self._lock_fd = self._lock_fd, -1
         try:
             self._close_segment()
-            lock, self._lock_fd = self._lock_fd, -1
+        finally:  # whatever the disk says to that, others must be able to write
             if lock >= 0:
                 close_held(lock)  # frees the lock
-        finally:
             self._thread_lock.release()
 
     def _take_over(self) -> None:
@@ -128,9 +128,9 @@ class PartitionWriter:
         return self._fd
 
     def _close_segment(self) -> None:
-        if self._fd >= 0:
-            close_held(self._fd)
-        self._fd = self._written_from = -1
+        fd, self._fd, self._written_from = self._fd, -1, -1
+        if fd >= 0:
+            close_held(fd)
 
     # --- what readers may see
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-from pxrs.errors import Refused
+from pxrs.errors import NotFound, Refused
 
 PACKAGES = ("pxrs", "pyspark_pxrs")
 """The library, and the name under which Spark finds ``format("pxrs")``."""
@@ -21,6 +21,8 @@ def py_files(path: str | os.PathLike[str] = "pxrs.zip") -> str:
     same sources make the same bytes.
     """
     target = Path(path)
+    if not target.parent.is_dir():
+        raise NotFound(f"{target.parent}: no such directory, to hold {target.name}")
     aside = target.with_name(f".{target.name}.{os.getpid()}")  # whoever reads sees the old or the new
     try:
         with ZipFile(aside, "w", ZIP_DEFLATED) as archive:
