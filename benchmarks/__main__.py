@@ -1,4 +1,4 @@
-"""``python -m benchmarks list | run NAME [--quick] [--json] | all [--quick]``."""
+"""``python -m benchmarks list | run NAME [--quick] [--json] [--keep] | all [--quick]``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from benchmarks.harness import HERE, PeerFailed, Result, load, names
-from benchmarks.report import draw, shown, write_table
+from benchmarks.report import RESULTS, keep, shown, write_table
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,13 +17,16 @@ def main(arguments: list[str] | None = None) -> int:
     one = verbs.add_parser("run", help="run one")
     one.add_argument("name", metavar="NAME")
     one.add_argument("--json", action="store_true", help="print the result as one JSON line at the end")
-    everything = verbs.add_parser("all", help="run all; table and pictures go to benchmarks/results/")
+    one.add_argument("--keep", action="store_true", help="also put it into benchmarks/results/, with its picture")
+    everything = verbs.add_parser("all", help="run and keep all")
     for verb in (one, everything):
         verb.add_argument("--quick", action="store_true", help="smaller sizes, done within a minute or two")
     chosen = parser.parse_args(arguments)
     if chosen.verb == "list":
         return _list()
-    return _run(chosen.name, chosen.quick, chosen.json) if chosen.verb == "run" else _all(chosen.quick)
+    if chosen.verb == "all":
+        return _all(chosen.quick)
+    return _run(chosen.name, chosen.quick, chosen.json, chosen.keep)
 
 
 def _list() -> int:
@@ -32,7 +35,7 @@ def _list() -> int:
     return 0
 
 
-def _run(name: str, quick: bool, as_json: bool) -> int:
+def _run(name: str, quick: bool, as_json: bool, kept: bool) -> int:
     try:
         result: Result = load(name).run(quick)
     except PeerFailed as error:
@@ -44,31 +47,25 @@ def _run(name: str, quick: bool, as_json: bool) -> int:
             print(f"  {what:52} {shown(value):>14}")
     if as_json:
         print(result.as_json())
+    if kept:
+        keep(result)
+        write_table()
     return 0
 
 
 def _all(quick: bool) -> int:
-    made = HERE / "results"
-    made.mkdir(exist_ok=True)
-    results, failed = [], []
-    for name in names():
-        print(f"{name} ...", flush=True)
-        result = _in_own_process(name, quick)
-        if result is None:
-            failed.append(name)
-            continue
-        results.append(result)
-        draw(result, made / f"{name}.png")
-    write_table(results, failed, made / "table.md")
-    print((made / "table.md").read_text(encoding="utf-8"))
+    failed = [name for name in names() if not _is_kept(name, quick)]
+    print((RESULTS / "table.md").read_text(encoding="utf-8"))
+    for name in failed:
+        print(f"{name} failed: if it stands in the table, then of an earlier run", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _in_own_process(name: str, quick: bool) -> Result | None:
-    """So that no benchmark inherits another one's threads, caches or memory."""
-    command = [sys.executable, "-m", "benchmarks", "run", name, "--json", *(["--quick"] if quick else [])]
-    done = subprocess.run(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True, check=False)
-    return Result.from_json(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
+def _is_kept(name: str, quick: bool) -> bool:
+    """Run it in a process of its own, so that it inherits no other one's threads, caches or memory."""
+    print(f"{name} ...", flush=True)
+    command = [sys.executable, "-m", "benchmarks", "run", name, "--keep", *(["--quick"] if quick else [])]
+    return subprocess.run(command, cwd=HERE.parent, stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ def picture(result: Result, path: Path) -> None:
     axes.set(title="Hand-over of 4 partitions, ms (grey: the lease)", xscale="log")
     axes.set_yticks(range(len(stores)), stores)
     axes.invert_yaxis()
-    axes.legend(loc="lower right")
+    axes.margins(x=0.12)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.72, 1))  # between the two: nothing takes that long
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)

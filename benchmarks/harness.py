@@ -31,8 +31,8 @@ class Result:
     peers: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
+    def as_json(self, indent: int | None = None) -> str:
+        return json.dumps(asdict(self), indent=indent)
 
     @classmethod
     def from_json(cls, line: str) -> Result:

@@ -136,14 +136,15 @@ def test_the_contracts_name_every_driver() -> None:
 
 def test_every_store_is_in_the_table_of_drivers() -> None:
     drivers = {name.partition(":")[0].rpartition(".")[2] for name in plugins._BUILT_IN["pxrs.stores"].values()}
-    modules = {path.stem for path in (SOURCE / "stores").glob("*.py")} - {"__init__", "base"}
+    modules = {path.stem for path in (SOURCE / "stores").glob("*.py")} - {"__init__", "base", "marks"}
     parts = {name for name in modules if name.partition("_")[0] in drivers - {name}}
     assert modules - parts == drivers
 
 
 def test_the_contracts_name_the_whole_vocabulary() -> None:
-    """A module beside the rooms is vocabulary, except the table of drivers."""
-    alone = {f"pxrs.{path.stem}" for path in SOURCE.glob("*.py")} - {"pxrs.__init__", "pxrs.__main__", "pxrs.plugins"}
+    """A module beside the rooms is vocabulary, except the table of drivers, and the signals between threads."""
+    others = {"pxrs.__init__", "pxrs.__main__", "pxrs.plugins", "pxrs.latch"}
+    alone = {f"pxrs.{path.stem}" for path in SOURCE.glob("*.py")} - others
     assert alone == modules_in("light-vocabulary", "source_modules")
 
 

@@ -14,7 +14,6 @@ import pxrs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VALUE_BYTES = 100
 PARTITIONS = 8
 ACCOUNTS = 1_000
 _CHUNK = 100_000
@@ -29,13 +28,19 @@ def chunk(first: int, rows: int) -> pa.Table:
     amount = _padded(random.integers(1, 100_000, rows), 6, "0")
     number = _padded(np.arange(first, first + rows), 10, " ")
     key = _joined("account-", account)
-    begin = _joined('{"n":', number, ',"amount":"', amount, '","account":"', key, '","text":"')
-    value = _joined(pc.utf8_rpad(begin, VALUE_BYTES - 2, "x"), '"}')
+    identifier = _hexadecimal(random, rows, 32)
+    value = _joined('{"n":', number, ',"amount":"', amount, '","account":"', key, '","id":"', identifier, '"}')
     return pa.table({"key": key, "value": value.cast(pa.binary())})
 
 
 def _padded(numbers: np.ndarray, width: int, padding: str) -> pa.Array:
     return pc.utf8_lpad(pa.array(numbers).cast(pa.string()), width, padding)
+
+
+def _hexadecimal(random: np.random.Generator, rows: int, width: int) -> pa.Array:
+    """Of random bytes, as identifiers are: padding would shrink to nothing in a peer that compresses."""
+    digits = pa.py_buffer(random.bytes(rows * width // 2).hex().encode())
+    return pa.Array.from_buffers(pa.binary(width), rows, [None, digits]).cast(pa.binary()).cast(pa.string())
 
 
 def _joined(*parts: pa.Array | str) -> pa.Array:

@@ -95,11 +95,12 @@ class Owning:
         self._held: dict[int, Held[Partition]] = {n: held for n, held in claimed.items() if isinstance(held, Held)}
         if len(self._held) != partitions:
             raise RuntimeError(f"claimed {len(self._held)} of {partitions} partitions")
+        self._grants = {n: Grant(n, ME, 1) for n in range(partitions)}  # a member has them from its claims
         self._position = 0
 
     def commit(self, numbers: Sequence[int]) -> None:
         self._position += 1
-        results = self.registry.commit({Grant(n, ME, 1): self._position for n in numbers}, self._held)
+        results = self.registry.commit({self._grants[n]: self._position for n in numbers}, self._held)
         for number, result in results.items():
             if not isinstance(result, Held):
                 raise result

@@ -41,7 +41,8 @@ class Streams:
         member = partial(self.to_nowhere, self.member)
         race(result, f"{TITLE}, member of a group", self._messages, member, {"readStream.parquet": parquet})
         pair, peer = (partial(self.to_nowhere, reader, PAIR) for reader in (self.ours, self.parquet))
-        race(result, f"{TITLE}, key and value", self._messages, pair, {"readStream.parquet": peer})
+        both = {"readStream.parquet": peer, "readStream.parquet, all columns": parquet}
+        race(result, f"{TITLE}, key and value", self._messages, pair, both)
 
     def _check(self) -> None:
         """All hold the same messages; by the way each way has run once, and nobody pays for a cold start."""

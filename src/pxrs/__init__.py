@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pxrs.settings import Settings
     from pxrs.stores.base import Guarantee
 
-__version__ = "0.5.0"
+__version__ = "0.5.1"
 
 __all__ = [
     "Consumer",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -132,8 +132,7 @@ class Tenure(NamedTuple):
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """The registry's row for one partition. ``checkpoint`` is None until the first commit.
 
     ``note`` is written together with the checkpoint and kept until the next note, also over a change of owner: an
@@ -155,10 +154,9 @@ class Partition:
         return self.checkpoint or 0
 
     def at(self, checkpoint: int, note: str) -> Partition:
-        """The same row with other progress: what ``replace`` does, at a fifth of its price."""
-        return Partition(
-            self.number, self.owner, self.epoch, checkpoint, self.cause, self.paused, note, self.history
-        )  # fmt: skip
+        """The same row with other progress: what ``_replace`` does, at a fraction of its price."""
+        number, owner, epoch, _, cause, paused, _, history = self
+        return Partition(number, owner, epoch, checkpoint, cause, paused, note, history)
 
 
 class MemberState(StrEnum):
@@ -279,4 +277,4 @@ Delivered.__name__ = Delivered.__qualname__ = "Message"  # what it is for those 
 def with_history(row: Partition, at: float) -> Partition:
     """The row with its present owner, epoch and cause written down as the newest line of its history."""
     line = Tenure(row.owner.id if row.owner else None, row.epoch, at, row.cause.value)
-    return replace(row, history=(*row.history, line)[-HISTORY_LENGTH:])
+    return row._replace(history=(*row.history, line)[-HISTORY_LENGTH:])

@@ -5,7 +5,7 @@ The table (not entry points of our own) makes drivers work from a source zip too
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 from pxrs.errors import BadUrl, masked
@@ -46,13 +46,20 @@ def find_driver(room: str, url: str) -> Any:
     if built_in:
         module, _, name = built_in.partition(":")
         return getattr(import_module(module), name)
-    for point in metadata.entry_points(group=room):
-        if point.name == scheme:
-            return point.load()
-    known = ", ".join(sorted({*_BUILT_IN[room], *(p.name for p in metadata.entry_points(group=room))}))
+    others = {point.name: point for point in _entry_points(group=room)}
+    if scheme in others:
+        return others[scheme].load()
+    known = ", ".join(sorted({*_BUILT_IN[room], *others}))
     raise BadUrl(f"no driver for {scheme!r} in {room}; there are: {known}")
 
 
 def hashes_of_other_packages(name: str) -> list[Any]:
     """The functions that installed packages offer as the hash of this name."""
-    return [point.load() for point in metadata.entry_points(group="pxrs.hashes", name=name)]
+    return [point.load() for point in _entry_points(group="pxrs.hashes", name=name)]
+
+
+def _entry_points(**wanted: str) -> Any:
+    """Looked for only where they are needed: the import alone takes 10 ms of each Python process of a Spark query."""
+    from importlib import metadata
+
+    return metadata.entry_points(**wanted)

@@ -45,6 +45,31 @@ def test_headers_of_all_layouts_are_read_in_any_order() -> None:
         assert decode(pa.py_buffer(message)).equals(batch)
 
 
+def test_a_batch_is_found_intact_wherever_its_checksum_stands() -> None:
+    """It is looked for where the last header of that length had it, and that may have been another layout."""
+    made = []
+    for stamp, compression in KINDS:
+        made.append(bytes(encode(with_offsets(entries(numbered(3)), 0), stamp, compression)[0]))
+        read_header(made[-1])  # the last of those that are equally long decides where is looked first
+    for message in made:
+        assert intact(pa.py_buffer(message))
+        spoilt = bytearray(message)
+        spoilt[-1] ^= 1
+        assert not intact(pa.py_buffer(bytes(spoilt)))
+
+
+def test_every_flipped_bit_of_a_batch_is_noticed_by_its_checksum_alone() -> None:
+    message, header = encode(with_offsets(entries(numbered(2)), 7), Stamp("a" * 16, 5))
+    whole = bytes(message)
+    assert read_header(whole) == header
+    at = layout.custom_metadata(whole[: header.size])[b"pxrs.head"][0]
+    for bit in range(8 * len(whole)):
+        spoilt = bytearray(whole)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        not_covered = at <= bit // 8 < at + 16  # the checksum of the header alone: who walks over headers reads that
+        assert intact(pa.py_buffer(bytes(spoilt))) == not_covered, f"byte {bit // 8}"
+
+
 def is_header(data: bytes) -> bool:
     try:
         read_header(data)

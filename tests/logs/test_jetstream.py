@@ -15,7 +15,7 @@ from pxrs.testing.log_conformance import LogSuite
 from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 
-from .nats_helpers import open_nats
+from .nats_helpers import delete_streams, open_nats
 
 pytestmark = pytest.mark.processes
 nats_server = nats.nats_server
@@ -48,9 +48,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("nats-cluster")
 class TestReplicatedJetStreamLog(TestJetStreamLog):
     """Three nodes and three replicas: any of them may answer a reader, also one that is behind."""
 
     @pytest.fixture(autouse=True)
-    def server(self, cluster: NatsCluster) -> None:
+    def server(self, cluster: NatsCluster) -> Iterator[None]:
+        """Streams go with their test: each is a group of replicas that vote and beat as long as it is there."""
         self._server = cluster
+        yield
+        delete_streams(cluster.nodes[0].address)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 import pxrs
 from pxrs.clients.nats import Client
@@ -50,6 +51,36 @@ def test_the_first_append_ever_is_retried_if_it_was_not_stored(
             log.append(batch, stamp)
         assert log.append(batch, stamp) == {0: 0}
         assert read_all(log, 0) == list(enumerate(numbered(3)))
+
+
+def test_an_append_that_no_node_hears_is_sent_again(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node of a cluster that has not heard yet who leads a new stream."""
+    request, unheard = Client.request, iter([True, True])
+
+    async def deaf(self: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Msg:
+        away = headers is not None and next(unheard, False)
+        return await request(self, f"nobody.{subject}" if away else subject, payload, headers)
+
+    monkeypatch.setattr(Client, "request", deaf)
+    with opened(nats_server.url("unheard"), partitions=1) as log:
+        assert log.append({0: entries(numbered(3))}, {}) == {0: 0}
+        assert next(unheard, None) is None, "nothing went unheard"
+        assert read_all(log, 0) == list(enumerate(numbered(3)))
+
+
+def test_a_read_that_no_node_hears_is_asked_again(nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(nats_server.url("unheard-reads"), partitions=1) as log:
+        log.append({0: entries(numbered(3))}, {})
+    ask, request, unheard = Client.ask, Client.request, iter([True, True, True])
+
+    def away(subject: str) -> str:
+        return f"nobody.{subject}" if ".DIRECT.GET." in subject and next(unheard, False) else subject
+
+    monkeypatch.setattr(Client, "ask", lambda self, subject, *more: ask(self, away(subject), *more))
+    monkeypatch.setattr(Client, "request", lambda self, subject, *more: request(self, away(subject), *more))
+    with opened(nats_server.url("unheard-reads"), partitions=1) as log:
+        assert read_all(log, 0) == list(enumerate(numbered(3)))
+    assert next(unheard, None) is None, "nothing went unheard"
 
 
 def test_a_producer_survives_an_unanswered_first_append(

@@ -290,8 +290,8 @@ def test_a_process_that_reads_a_piece_loads_little() -> None:
     loaded = set(ended.stdout.split())
     assert not loaded & {"yaml", "typer", "rich", "prometheus_client", "sqlite3", "mmh3", "greenlet"}
     assert {name for name in loaded if name.startswith("pxrs.")} == {
-        "pxrs.errors", "pxrs.logs", "pxrs.logs.base", "pxrs.logs.layout", "pxrs.logs.pieces", "pxrs.logs.records",
-        "pxrs.logs.segment", "pxrs.settings",
+        "pxrs.errors", "pxrs.latch", "pxrs.logs", "pxrs.logs.base", "pxrs.logs.layout", "pxrs.logs.pieces",
+        "pxrs.logs.records", "pxrs.logs.segment", "pxrs.settings",
     }  # fmt: skip
 
 

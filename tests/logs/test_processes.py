@@ -268,7 +268,7 @@ def test_one_process_watches_with_one_instance(open_file: OpenFile) -> None:
     log = open_file(partitions=4)
     before = len(os.listdir("/proc/self/fd"))
     cancels = [log.subscribe(partition % 4, lambda: None) for partition in range(40)]
-    assert len(os.listdir("/proc/self/fd")) - before <= 3  # the instance and its wake pipe, if they are new
+    assert len(os.listdir("/proc/self/fd")) - before <= 5  # the instance and how its thread hears it, if they are new
     for cancel in cancels:
         cancel()
     assert inotify.wakeups() >= 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pxrs.clients import inotify
+from pxrs.clients.polling import PollingWatcher
 from pxrs.errors import NotFound
 
 Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
@@ -26,7 +27,7 @@ def changes(directory: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize("watch", [inotify.watch_directory, inotify.PollingWatcher(0.001).watch])
+@pytest.mark.parametrize("watch", [inotify.watch_directory, PollingWatcher(0.001).watch])
 def test_every_kind_of_change_is_told(tmp_path: Path, watch: Watch) -> None:
     heard = threading.Event()
     cancel = watch(str(tmp_path), heard.set)
@@ -60,6 +61,69 @@ def test_who_waits_for_one_entry_hears_its_modifications_and_every_other_kind_of
         cancel()
 
 
+def heard_after(heard: threading.Event, change: Callable[[], object]) -> bool:
+    heard.clear()
+    change()
+    return heard.wait(10)
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_where_one_entry_matters_nobody_is_woken_for_the_others(tmp_path: Path, there_before: bool) -> None:
+    watcher, heard = inotify.InotifyWatcher(), threading.Event()
+    lock, segment = tmp_path / "lock", tmp_path / "segment"
+    segment.write_bytes(b"0")
+    if there_before:
+        lock.write_bytes(b"0")
+    watcher.watch(str(tmp_path), heard.set, only="lock")
+    assert heard_after(heard, lambda: lock.write_bytes(b"1"))
+    assert heard_after(heard, lambda: (tmp_path / "new").mkdir())  # what came before it has been told as well
+    before = watcher.wakeups
+    for _ in range(100):
+        segment.write_bytes(b"1")
+    assert heard_after(heard, lambda: lock.write_bytes(b"2"))
+    assert watcher.wakeups <= before + 10, "it was woken for the segment"
+    watcher.close()
+
+
+def test_an_entry_that_is_replaced_is_still_heard(tmp_path: Path) -> None:
+    watcher, heard, everything = inotify.InotifyWatcher(), threading.Event(), threading.Event()
+    lock = tmp_path / "lock"
+    lock.write_bytes(b"0")
+    cancels = [watcher.watch(str(tmp_path), heard.set, only="lock"), watcher.watch(str(tmp_path), everything.set)]
+    cancels.pop()()
+    for number in range(3):
+        assert heard_after(heard, lock.unlink)
+        assert heard_after(heard, lambda: lock.write_bytes(b"new"))
+        assert heard_after(heard, (tmp_path / f"{number}").mkdir)
+        assert heard_after(heard, lambda: lock.write_bytes(b"newer")), "a new file of the same name is not heard"
+        (tmp_path / "aside").write_bytes(b"aside")
+        assert heard_after(heard, lambda: (tmp_path / "aside").rename(lock))
+        assert heard_after(heard, (tmp_path / f"{number} more").mkdir)
+        assert heard_after(heard, lambda: lock.write_bytes(b"newest")), "what was renamed to that name is not heard"
+        lock.rename(tmp_path / f"{number} old")  # which lives on
+        assert heard_after(heard, lambda: lock.write_bytes(b"beside the old one"))
+        assert heard_after(heard, (tmp_path / f"{number} again").mkdir)
+        assert heard_after(heard, lambda: lock.write_bytes(b"and again")), "the new one beside the old is not heard"
+    cancels.pop()()
+    assert not watcher._callbacks and not watcher._files
+    watcher.close()
+
+
+def test_a_directory_that_has_taken_the_place_of_another_is_left_alone(tmp_path: Path) -> None:
+    watcher, first, second = inotify.InotifyWatcher(), threading.Event(), threading.Event()
+    place, moved = tmp_path / "place", tmp_path / "moved"
+    place.mkdir()
+    watcher.watch(str(place), first.set, only="lock")
+    place.rename(moved)
+    place.mkdir()
+    watcher.watch(str(place), second.set)
+    assert heard_after(first, (moved / "entry").mkdir)
+    assert heard_after(second, (place / "entry").mkdir), "whoever watches the new directory hears nothing"
+    assert heard_after(second, lambda: (place / "file").write_bytes(b"x"))
+    assert heard_after(second, lambda: (place / "file").write_bytes(b"y"))
+    watcher.close()
+
+
 def test_others_go_on_when_one_cancels_or_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heard, cancelled = threading.Event(), threading.Event()
 
@@ -81,7 +145,7 @@ def test_others_go_on_when_one_cancels_or_fails(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for watch in (inotify.watch_directory, inotify.PollingWatcher().watch):
+    for watch in (inotify.watch_directory, PollingWatcher().watch):
         with pytest.raises(NotFound, match="nowhere"):
             watch(str(tmp_path / "nowhere"), lambda: None)
 
@@ -118,3 +182,19 @@ def test_without_inotify_or_a_free_watch_it_polls_and_says_so(
     cancel()
     if inotify._process.watcher is not None:
         inotify._process.watcher.close()
+
+
+def test_who_asks_for_it_is_told_of_reads(tmp_path: Path) -> None:
+    (tmp_path / "ring").write_bytes(b"!")
+    heard = threading.Event()
+    cancel = inotify.watch_directory(str(tmp_path), heard.set, reads=True)
+    assert (tmp_path / "ring").read_bytes() == b"!"
+    assert heard.wait(10)
+    cancel()
+
+
+def test_reads_cannot_be_seen_by_looking_so_that_one_might_be_at_any_time(tmp_path: Path) -> None:
+    heard = threading.Event()
+    cancel = PollingWatcher(0.001).watch(str(tmp_path), heard.set, reads=True)
+    assert heard.wait(10)
+    cancel()

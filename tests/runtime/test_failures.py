@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pxrs.clock import SystemClock
 from pxrs.errors import HandlerFailed, NotFound
+from pxrs.latch import Nudge
 from pxrs.model import Grant, Message, Owner
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.worker import Job, Worker
@@ -68,7 +70,8 @@ def test_back_off_doubles_up_to_its_limit() -> None:
     time = PassingTime()
     settings = PATIENT.with_(backoff_ms=100, backoff_max_ms=400)
     nothing: Any = None
-    job = Job(nothing, settings, time, print, "message", int, nothing)
+    log: Any = SimpleNamespace(nudge=Nudge)
+    job = Job(log, settings, time, print, "message", int, nothing)
     job.alive_until = float("inf")
     worker = Worker(job, Grant(0, Owner("A", "1"), 1), 0, paused=False)
     worker._bell.wait = time.wait  # type: ignore[method-assign, assignment]  # time passes when it is waited for

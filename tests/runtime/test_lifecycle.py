@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pxrs.runtime.pulse import Pulse
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import silent
 from pxrs.settings import Settings
-from pxrs.stores.base import Outcome, Swap, unknown
+from pxrs.stores.base import Outcome, Row, Swap, unknown
 from pxrs.stores.memory import MemoryStore
 from pxrs.testing.promises import Background
 
@@ -274,17 +275,96 @@ def test_commits_without_an_answer_are_paced() -> None:
         eventually(lambda: site.lag() == 0, "the commit")
 
 
-def test_a_leader_that_leaves_while_another_is_elected_leaves_cleanly() -> None:
-    store = MemoryStore()
+def a_leader(store: MemoryStore) -> tuple[Registry, Coordinator]:
+    """Member A, which has been elected just now."""
     registry = a_registry(store)
-    coordinator = Coordinator(registry, A, PATIENT, SystemClock(), lambda: "nonce", silent)
+    coordinator = Coordinator(registry, A, PATIENT, SystemClock(), lambda: secrets.token_hex(4), silent)
     registry.register(MemberRow("A", "1"))
     assert coordinator.round(registry.group(), polled=True) and coordinator.leads
+    return registry, coordinator
+
+
+def test_a_leader_that_leaves_while_another_is_elected_leaves_cleanly() -> None:
+    registry, coordinator = a_leader(MemoryStore())
     found = registry.group()
     registry.elect(B, found)
     coordinator.leave(found, now=0.0)
     assert not coordinator.leads
     assert registry.group().leader == B
+
+
+def test_a_leader_whose_registry_is_wiped_in_the_middle_of_a_round_looks_again() -> None:
+    store = MemoryStore()
+    registry, coordinator = a_leader(store)
+    coordinator.round(registry.group(), polled=True)
+    found = registry.group()
+    assert found.target
+    store.swap_each([Swap(row.key, row.version, None) for row in store.scan("")])
+    assert coordinator.round(found, polled=True), "it says that nothing has changed"
+    assert registry.find_group() is None, "it has planned for a group that is gone"
+
+
+class Asked(MemoryStore):
+    """Notes which rows it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def read(self, keys: Sequence[str]) -> list[Row | None]:
+        self.asked += keys
+        return super().read(keys)
+
+    def scan(self, prefix: str) -> list[Row]:
+        self.asked.append(prefix)
+        return super().scan(prefix)
+
+
+def a_leader_at_rest(store: MemoryStore) -> tuple[Registry, Coordinator]:
+    """It has B beside it, and everything is where it belongs."""
+    registry, coordinator = a_leader(store)
+    registry.register(MemberRow("B", "1"))
+    assert coordinator.round(registry.group(), polled=True)
+    target = registry.target(registry.group().target or "")
+    assert target is not None
+    for owner in (A, B):
+        registry.claim(target.of(owner.id), owner)
+    assert not coordinator.round(registry.group(), polled=True) and not coordinator.is_busy
+    return registry, coordinator
+
+
+def test_a_leader_at_rest_looks_at_the_members_and_at_nothing_else() -> None:
+    store = Asked()
+    registry, coordinator = a_leader_at_rest(store)
+    group = registry.group()
+    store.asked.clear()
+    assert not coordinator.round(group, polled=False)
+    assert store.asked == [registry.keys.members]
+
+
+def test_a_leader_at_rest_sees_who_comes_who_lives_anew_and_who_goes() -> None:
+    store = Asked()
+    registry, coordinator = a_leader_at_rest(store)
+    registry.register(MemberRow("B", "2"))
+    assert not coordinator.round(registry.group(), polled=False)
+    assert coordinator.is_busy, "what the earlier life of B holds has to be claimed again, or freed"
+    for row in [MemberRow("C", "1"), None]:
+        if row:
+            registry.register(row)
+        else:
+            registry.deregister(Owner("B", "2"))
+        assert coordinator.round(registry.group(), polled=False), "no new plan"
+    assert registry.group().members == ("A", "C")
+
+
+def test_a_leader_at_rest_plans_anew_at_its_next_poll_when_the_target_is_gone() -> None:
+    store = MemoryStore()
+    registry, coordinator = a_leader_at_rest(store)
+    group = registry.group()
+    [target] = store.scan(registry.keys.targets)
+    store.swap_each([Swap(target.key, target.version, None)])
+    assert coordinator.round(group, polled=True)
+    assert registry.group().generation == group.generation + 1
 
 
 def test_the_word_that_a_member_leaves_is_repeated_until_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,14 @@ class SqlPlace:
         self._sinks.append(SqlSink(self.url(address), table or self.table, **options))
         return self._sinks[-1]
 
+    def is_in_a_transaction(self) -> bool:
+        """Whether anybody else is, as PostgreSQL sees it; MariaDB ends a transaction that stands still by itself."""
+        if isinstance(self.server, MariadbServer):
+            return False
+        other = "FROM pg_stat_activity WHERE xact_start IS NOT NULL AND backend_type = 'client backend'"
+        with self.engine.connect() as connection:
+            return bool(connection.execute(text(f"SELECT count(*) {other} AND pid <> pg_backend_pid()")).scalar())
+
     def rows(self, what: str = "*") -> list[Any]:
         with self.engine.connect() as connection:
             return list(connection.execute(text(f"SELECT {what} FROM {self.table}")))

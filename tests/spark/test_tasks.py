@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -84,9 +86,9 @@ def test_a_task_gets_its_own_slices_only(queue: pxrs.Queue, tmp_path: Path) -> N
 
 
 ALLOWED = {
-    "pxrs", "pxrs.errors", "pxrs.model", "pxrs.settings", "pxrs.logs", "pxrs.logs.base", "pxrs.logs.pieces",
-    "pxrs.logs.layout", "pxrs.logs.records", "pxrs.logs.segment", "pxrs.spark", "pxrs.spark.columns", "pxrs.spark.plan",
-    "pxrs.spark.reading", "pxrs.spark.source",
+    "pxrs", "pxrs.errors", "pxrs.latch", "pxrs.model", "pxrs.settings", "pxrs.logs", "pxrs.logs.base",
+    "pxrs.logs.pieces", "pxrs.logs.layout", "pxrs.logs.records", "pxrs.logs.segment", "pxrs.spark",
+    "pxrs.spark.columns", "pxrs.spark.plan", "pxrs.spark.reading", "pxrs.spark.source",
 }  # fmt: skip
 HEAVY = {"typer", "yaml", "prometheus_client", "sqlite3", "rich", "pydantic", "sqlalchemy"}
 
@@ -98,3 +100,13 @@ def test_a_task_loads_logs_and_rules_only(fresh_application: Any) -> None:
     ours = {name for name in loaded if name.split(".")[0] in ("pxrs", "pyspark_pxrs")}
     assert "pxrs.spark.reading" in ours and ours <= ALLOWED, sorted(ours - ALLOWED)
     assert not loaded & HEAVY, sorted(loaded & HEAVY)
+
+
+def test_what_a_worker_has_imported_is_not_searched_for_garbage_after_every_task(
+    spark: SparkSession, queue: pxrs.Queue
+) -> None:
+    def spared(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()]})
+
+    df = frame(spark, queue, {0: (0, 10)}, columns=["key"], map_arrow=spared, schema="objects long")
+    assert df.collect()[0].objects > 10_000

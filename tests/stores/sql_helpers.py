@@ -74,11 +74,20 @@ def at_the_next_commit(act: Any) -> Iterator[None]:
         class Watched(OwnChange):
             def __setattr__(self, name: str, value: Any) -> None:
                 super().__setattr__(name, value)
-                if name == "committing" and value and not entered:
-                    entered.append(stack.enter_context(act))
+                if name == "committing" and value:
+                    enter()
+
+        def commit_alone(store: SqlStore, *request: Any) -> bool:
+            enter()
+            return sound(store, *request)
+
+        def enter() -> None:
+            if not entered:
+                entered.append(stack.enter_context(act))
 
         entered: list[Any] = []
-        with mock.patch.object(sql, "OwnChange", Watched):
+        sound = SqlStore._commit_alone
+        with mock.patch.object(sql, "OwnChange", Watched), mock.patch.object(SqlStore, "_commit_alone", commit_alone):
             yield
         assert entered, "there was no commit"
 

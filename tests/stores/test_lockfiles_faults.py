@@ -72,8 +72,9 @@ def test_b40_a_killed_member_is_replaced_at_once_and_not_after_its_lease(tmp_pat
 
         def shared_by(*names: str) -> bool:
             producer.send("key", b"x")
-            rows = rows_shown(place)
-            return len(rows) == 8 and {row.owner.id if row.owner else "" for row in rows} == set(names)
+            owners = [row.owner.id if row.owner else "" for row in rows_shown(place)]
+            shares = [owners.count(name) for name in names]  # equal ones: nothing moves any more
+            return sum(shares) == len(owners) == 8 and max(shares) - min(shares) <= 1
 
         try:
             for name in ("A", "B", "C"):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
 import xxhash
+from nats import errors
 
 from pxrs.settings import Settings
 from pxrs.stores.base import Store
@@ -21,7 +22,7 @@ from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 
-from .nats_helpers import losing_from_the_next_swap
+from .nats_helpers import ask, losing_from_the_next_swap
 
 pytestmark = pytest.mark.processes
 nats_server = nats.nats_server
@@ -61,6 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("nats-cluster")
 class TestReplicatedNatsStore(RowPromises, BatchPromises, WaitPromises, SharingPromises):
     """Three nodes and three replicas: any of them may answer a reader, also one that is behind."""
 
@@ -68,9 +70,13 @@ class TestReplicatedNatsStore(RowPromises, BatchPromises, WaitPromises, SharingP
 
     @pytest.fixture
     def store(self, cluster: NatsCluster, tmp_path: Path) -> Iterator[Store]:
-        store = NatsStore.open(cluster.url(bucket_of(tmp_path)), Settings())
+        """A bucket that goes with its test: each is a group of replicas that vote and beat as long as it is there."""
+        bucket = bucket_of(tmp_path)
+        store = NatsStore.open(cluster.url(bucket), Settings())
         yield store
         store.close()
+        with suppress(errors.Error, OSError):  # only to spare the servers the work
+            ask(cluster.nodes[0].address, f"STREAM.DELETE.KV_{bucket}")
 
     @pytest.fixture
     def second(self, store: Store, cluster: NatsCluster, tmp_path: Path) -> Iterator[Store]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import ssl
 import subprocess
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
+from pxrs.clients import nats as nats_client
 from pxrs.errors import BadUrl, PxrsError, Refused, Unavailable, WentBack
 from pxrs.stores import nats as nats_store
 from pxrs.stores import nats_bucket, nats_watch
@@ -38,6 +41,7 @@ from .nats_helpers import (
 
 pytestmark = pytest.mark.processes
 nats_server, nats_cluster = nats.nats_server, nats.nats_cluster
+_PATIENT = "timeout_ms=15000"
 
 
 @pytest.fixture
@@ -60,10 +64,9 @@ def test_b60_a_follower_that_is_behind_is_never_believed(nats_cluster: NatsClust
     keys = [f"p/{number:03d}" for number in range(100)]
     with store_at(nats_cluster.url(bucket)) as store:
         versions = [put(store, key, b"0") for key in keys]
-        leader = nats_cluster.leader_of(f"KV_{bucket}")
-        follower, other = [node for node in nats_cluster.nodes if node is not leader]
-        with store_at(follower.url(bucket, "timeout_ms=10000")) as reader, store_at(leader.url(bucket)) as writer:
-            for number in range(1, 4):
+        for number in range(1, 4):
+            leader, follower, _ = _leader_first(nats_cluster, bucket)  # it may have changed while one was paused
+            with store_at(follower.url(bucket, _PATIENT)) as reader, store_at(leader.url(bucket, _PATIENT)) as writer:
                 assert reader.read(keys[:1])[0] is not None  # it is connected to the follower
                 follower.pause()
                 value = b"%d" % number
@@ -74,8 +77,13 @@ def test_b60_a_follower_that_is_behind_is_never_believed(nats_cluster: NatsClust
                 assert {row.value for row in reader.read(keys) if row} == {value}, "a stale row was read"
                 assert {row.value for row in reader.scan("p/")} == {value}, "a stale row was scanned"
                 assert swap(reader, keys[0], stale[0], b"late") == CONFLICT
-        other.kill()
+        _leader_first(nats_cluster, bucket)[2].kill()
         assert swap(store, keys[0], versions[0], b"two of three") != CONFLICT
+
+
+def _leader_first(cluster: NatsCluster, bucket: str) -> list[NatsServer]:
+    leader = cluster.leader_of(f"KV_{bucket}")
+    return [leader, *(node for node in cluster.nodes if node is not leader)]
 
 
 def test_b60_a_read_from_a_replica_counts_only_if_it_is_not_behind(
@@ -96,6 +104,64 @@ def test_b60_a_read_from_a_replica_counts_only_if_it_is_not_behind(
             assert {row.value for row in store.read(keys) if row} == {b"new"}
             with pytest.raises(Unavailable):
                 store_scan_briefly(store)
+
+
+@pytest.mark.parametrize("verb", ["INFO", "CREATE"])
+def test_a_question_of_opening_that_is_never_answered_is_asked_again(
+    nats_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """As by a cluster that chooses a leader: one lost answer must not use up all the time there is."""
+    send, lost = nats_client.Client.burst, iter([True])
+
+    async def burst(client: nats_client.Client, sends: list[nats_client.Send], seconds: float) -> list[Msg | None]:
+        if sends[0].subject.startswith(f"$JS.API.STREAM.{verb}.") and next(lost, False):
+            await asyncio.sleep(seconds)
+            return [None]
+        return await send(client, sends, seconds)
+
+    monkeypatch.setattr(nats_bucket, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(nats_client.Client, "burst", burst)
+    with store_on(nats_server, bucket) as store:
+        assert next(lost, None) is None, "nothing was lost"
+        assert put(store, "p/0", b"x") != ABSENT
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_swap_that_nobody_hears_is_sent_again(
+    nats_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """As on a node of a cluster that has not heard yet who leads a new stream."""
+    send = nats_client.Client.burst
+    unheard = iter([True, True])
+
+    async def burst(client: nats_client.Client, sends: list[nats_client.Send], seconds: float) -> list[Msg | None]:
+        if sends[0].subject.startswith("$KV.") and next(unheard, False):
+            sends = [one._replace(subject=f"nobody.{one.subject}", answered=True) for one in sends]
+        return await send(client, sends, seconds)
+
+    swaps = [Swap(f"p/{number}", ABSENT, b"x") for number in range(rows)]
+    with store_on(nats_server, bucket) as store, monkeypatch.context() as patch:
+        patch.setattr(nats_client.Client, "burst", burst)
+        assert store.swap_all(swaps).verdict is Verdict.DONE
+        assert next(unheard, None) is None, "nothing went unheard"
+        assert [row.value for row in store.scan("p/")] == [b"x"] * rows
+
+
+def test_the_last_of_several_swaps_is_not_sent_if_one_before_it_was_not_heard(
+    nats_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, deaf = nats_client.Client.burst, iter([True])
+
+    async def burst(client: nats_client.Client, sends: list[nats_client.Send], seconds: float) -> list[Msg | None]:
+        if next(deaf, False):
+            sends = [sends[0], *(one._replace(subject=f"nobody.{one.subject}") for one in sends[1:])]
+        return await send(client, sends, seconds)
+
+    with store_on(nats_server, bucket) as store, monkeypatch.context() as patch:
+        patch.setattr(nats_client.Client, "burst", burst)
+        outcomes = store.swap_each([Swap(f"p/{number}", ABSENT, b"x") for number in range(3)])
+        assert [one.verdict for one in outcomes] == [Verdict.DONE, Verdict.UNKNOWN, Verdict.UNKNOWN]
+        assert [row.key for row in store.scan("p/")] == ["p/0"]
 
 
 def _all_of(store: NatsStore, keys: list[str]) -> dict[str, object]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import pytest
 
+from pxrs.clients.address import parse
+from pxrs.clients.sql_postgres import ENDS_TRANSACTIONS, PostgresDriver
+from pxrs.errors import Unavailable
 from pxrs.plugins import find_driver
 from pxrs.settings import Settings
-from pxrs.stores.base import Store
+from pxrs.stores.base import Store, Verdict
 from pxrs.stores.sql import SqlStore
 from pxrs.testing.conformance import StoreSuite
+from pxrs.testing.promises import put, swap
 from pxrs.testing.proxy import Proxy
+from pxrs.testing.servers.base import wait_until
+from pxrs.testing.servers.names import table_name
 from pxrs.testing.servers.postgres import PostgresServer, postgres_server
 
 from .sql_helpers import losing_commits
@@ -38,3 +44,33 @@ class TestPostgresStore(StoreSuite):
 
 def test_the_driver_answers_to_its_url() -> None:
     assert find_driver("pxrs.stores", "postgresql://h/d") is SqlStore
+
+
+def test_whoever_stops_in_the_middle_of_a_pipeline_does_not_keep_its_rows_locked(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres_server.url(str(tmp_path), options="timeout_ms=1500")
+    rows = f"{table_name(str(tmp_path))}_rows"
+    driver = PostgresDriver()
+    with (
+        closing(SqlStore.open(url, Settings())) as store,
+        closing(driver.connect(parse(url, driver.default_port, any_option=True), 1.5)) as stopped,
+    ):
+        if stopped.info.server_version < ENDS_TRANSACTIONS:
+            pytest.skip("PostgreSQL before 17 does not end transactions that are not idle")
+        version = put(store, "a", b"before")
+        wire = stopped.pgconn
+        wire.enter_pipeline_mode()
+        wire.send_query_params(f"UPDATE {rows} SET version = version RETURNING 1".encode(), [])
+        wire.send_flush_request()  # and nothing that would end the transaction
+        wire.flush()
+        answer = wire.get_result()
+        assert answer is not None and answer.ntuples == 1, "the row is not locked"
+        wait_until(lambda: is_free(store, version), "the row is free again", 20)
+
+
+def is_free(store: Store, version: int) -> bool:
+    try:
+        return swap(store, "a", version, b"after").verdict is Verdict.DONE
+    except Unavailable:
+        return False

@@ -1,64 +1,70 @@
 """Be told when something changes in a directory: one inotify instance and one sleeping thread per process.
 
-The thread blocks in the kernel and costs nothing while nothing happens. Where inotify is missing, or the
-user's limit of watches is reached, a thread compares the directory's entries every 20 ms instead, and says so
-in a log line. Changes made on another host (a network file system) are seen only by that second way.
+The thread blocks in the kernel and costs nothing while nothing happens; threads that wait for a change may listen
+beside it (``pxrs.clients.listening``). Where inotify is missing, or the user's limit of watches is reached, a thread
+compares the directory's entries every 20 ms instead, and says so in a log line. Changes made on another host (a network
+file system) are seen only by that second way.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import os
 import select
 import struct
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from pxrs.clients.polling import POLL_SECONDS, Cancel, NoInotify, Notify, PollingWatcher, call, refusal
 from pxrs.errors import NotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
-Notify = Callable[[], None]
-Cancel = Callable[[], None]
-
-POLL_SECONDS = 0.02
-
-_MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200
+_ACCESS, _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x1, 0x2, 0x40, 0x80, 0x100, 0x200
 _Q_OVERFLOW, _IGNORED = 0x4000, 0x8000
-_ONLY_DIRECTORY = 0x01000000
-_MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_DIRECTORY
+_ONLY_DIRECTORY, _AND_BEFORE = 0x01000000, 0x20000000
+_ENTRIES = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_DIRECTORY
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
-_READ = 8_192  # what does not fit is there for the next read
+_READ, _LARGEST = 8_192, 272  # what does not fit is there for the next read
+_ALONE = getattr(select, "EPOLLIN", 0) | getattr(select, "EPOLLEXCLUSIVE", 0)  # of all who wait for it, one is woken
 _EVERYONE = -1  # the watch number of the kernel's "events were lost"
-
-
-class _LimitError(Exception):
-    """The kernel has no inotify, or no more watches, for this user."""
+_ITSELF = b""  # the name in an event of a file that is watched by itself
 
 
 class _Listener(NamedTuple):
-    """Whom to call; ``only``: the one entry whose modifications matter to it."""
+    """Whom to call. ``only``: the one entry of the directory whose modifications matter to it."""
 
     notify: Notify
+    path: str
+    home: int
+    """The watch of the directory."""
     only: bytes | None
+    reads: bool
 
     def hears(self, modified: set[bytes], other: bool) -> bool:
-        return other or self.only is None or self.only in modified
+        return other or self.only is None or not modified.isdisjoint((self.only, _ITSELF))
 
 
 class InotifyWatcher:
-    """Watches directories with the kernel's help. ``wakeups`` counts how often its thread ran."""
+    """Watches directories with the kernel's help. ``wakeups`` counts how often it had to look what has changed."""
 
     def __init__(self) -> None:
         self.wakeups = 0
         self._lock = threading.Lock()
+        self._cancelled: deque[tuple[int, object]] = deque()
         self._callbacks: dict[int, dict[object, _Listener]] = {}
+        self._files: dict[object, int] = {}
+        """The watches of single files, for listeners to whom nothing else matters."""
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._new_instance()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._epoll.register(self._fd, _ALONE)
         self._thread = threading.Thread(target=self._run, name="pxrs-inotify", daemon=True)
         self._thread.start()
 
@@ -66,42 +72,129 @@ class InotifyWatcher:
         try:
             fd = int(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
         except AttributeError:
-            raise _LimitError("this system has no inotify") from None
+            raise NoInotify("this system has no inotify") from None
         if fd < 0:
-            raise _LimitError(os.strerror(ctypes.get_errno()))
+            raise NoInotify(os.strerror(ctypes.get_errno()))
         return fd
 
-    def watch(self, path: str, notify: Notify, only: str | None = None) -> Cancel:
-        with self._lock:
-            watch = int(self._libc.inotify_add_watch(self._fd, os.fsencode(path), _MASK))
-            if watch < 0:
-                raise _refusal(path, ctypes.get_errno())
+    def watch(self, path: str, notify: Notify, only: str | None = None, reads: bool = False) -> Cancel:
+        token = object()
+        with self._holding():
+            home = self._add(path, _ENTRIES | _MODIFY | _AND_BEFORE)
+            listener = _Listener(notify, path, home, None if only is None else os.fsencode(only), reads)
             # The kernel gives the same number for the same directory: the callbacks are the reference count.
-            token = object()
-            entry = None if only is None else os.fsencode(only)
-            self._callbacks.setdefault(watch, {})[token] = _Listener(notify, entry)
-        return lambda: self._cancel(watch, token)
+            self._callbacks.setdefault(home, {})[token] = listener
+            self._aim(home)
+        return lambda: self._cancel(home, token)
 
-    def _cancel(self, watch: int, token: object) -> None:
+    def _add(self, path: str, mask: int) -> int:
+        watch = int(self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask))
+        if watch < 0:
+            raise refusal(path, ctypes.get_errno())
+        return watch
+
+    def _aim(self, home: int) -> None:
+        """Where one file is all that matters, watch it by itself once it is there: of every modification of another
+        the kernel would tell as well, and wake somebody for nothing. The file of that name may be another than before.
+        """
+        listeners = self._callbacks[home]
+        for token, listener in listeners.items():
+            if listener.only is not None:
+                self._aim_at_file(token, listener)
+        needed = _ENTRIES if listeners.keys() <= self._files.keys() else _ENTRIES | _MODIFY
+        if any(listener.reads for listener in listeners.values()):
+            needed |= _ACCESS
+        with suppress(NoInotify, NotFound, Unavailable):
+            self._tell_of(next(iter(listeners.values())), needed)
+
+    def _aim_at_file(self, token: object, listener: _Listener) -> None:
+        now, before = self._find(listener), self._files.get(token)
+        if now == before:
+            return
+        if before is not None:
+            self._forget(self._files.pop(token), token)
+        if now is not None:
+            self._files[token] = now
+            self._callbacks.setdefault(now, {})[token] = listener
+
+    def _find(self, listener: _Listener) -> int | None:
+        try:
+            return self._add(os.path.join(listener.path, os.fsdecode(listener.only or b"")), _MODIFY)
+        except (NoInotify, NotFound, Unavailable):
+            return None
+
+    def _tell_of(self, listener: _Listener, mask: int) -> None:
+        """Let the kernel tell of this only, from now on."""
+        watch = self._add(listener.path, mask | _AND_BEFORE)
+        if watch == listener.home:
+            self._add(listener.path, mask)
+        elif watch not in self._callbacks:  # another directory stands there now, and nobody's
+            self._libc.inotify_rm_watch(self._fd, watch)
+
+    def _cancel(self, home: int, token: object) -> None:
         if self._fd < 0:  # closed, or the parent's: in a forked child even the lock cannot be trusted
             return
+        self._cancelled.append((home, token))
+        self._clear_away()
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
         with self._lock:
-            callbacks = self._callbacks.get(watch, {})
-            if callbacks.pop(token, None) is not None and not callbacks:
-                del self._callbacks[watch]
-                self._libc.inotify_rm_watch(self._fd, watch)
+            yield
+        self._clear_away()
+
+    def _clear_away(self) -> None:
+        """Forget who has cancelled, unless the lock is held: its holder does it then. The holder may be this very
+        thread, if the garbage collector has cancelled in the middle of its work.
+        """
+        while self._cancelled and self._lock.acquire(blocking=False):
+            try:
+                self._forget_cancelled()
+            finally:
+                self._lock.release()
+
+    def _forget_cancelled(self) -> None:
+        while self._cancelled:
+            home, token = self._cancelled.popleft()
+            self._forget(home, token)
+            if token in self._files:
+                self._forget(self._files.pop(token), token)
+
+    def _forget(self, watch: int, token: object) -> None:
+        callbacks = self._callbacks.get(watch, {})
+        if callbacks.pop(token, None) is not None and not callbacks:
+            del self._callbacks[watch]
+            self._libc.inotify_rm_watch(self._fd, watch)
+
+    def let_listen(self, epoll: select.epoll) -> None:
+        """Let another thread be woken, which must then call ``hear``. The kernel asks in the order they came, and goes
+        on to the next where nobody waits: the thread that always does comes last again.
+        """
+        with self._holding():
+            epoll.register(self._fd, _ALONE)
+            # Out first, then in: that looks whether there is something to hear. The other way round the kernel may tell
+            # the one that goes out, and nobody would hear of it.
+            self._epoll.unregister(self._fd)
+            self._epoll.register(self._fd, _ALONE)
+
+    def hear(self) -> None:
+        """Read what has changed, all of it, and tell those whom it concerns."""
+        self.wakeups += 1
+        while events := self._read():
+            for notify in self._changed(events):
+                call(notify)
+            if len(events) <= _READ - _LARGEST:  # there was room for one more
+                return
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._fd, _READ)
+        except BlockingIOError:  # another thread was quicker
+            return b""
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            self.wakeups += 1
-            if self._wake_read in ready:
-                return
-            for notify in self._changed(os.read(self._fd, _READ)):
-                _call(notify)
+        while self._wake_read not in dict(self._epoll.poll()):
+            self.hear()
 
     def _changed(self, events: bytes) -> list[Notify]:
         """The callbacks of every directory named in the events, each once, however many events there are."""
@@ -119,11 +212,28 @@ class InotifyWatcher:
             if mask & _IGNORED:
                 gone.add(watch)
             position += name_length
-        with self._lock:
+        with self._holding():
             found = self._hearing(modified, other)
             for watch in gone:
-                self._callbacks.pop(watch, None)
+                self._lose(watch)
+            for home in self._homes(other):
+                self._aim(home)
         return found
+
+    def _homes(self, changed: set[int]) -> set[int]:
+        """The directories, of those in which entries came or went, where one file matters to somebody."""
+        watches = self._callbacks.keys() if _EVERYONE in changed else changed & self._callbacks.keys()
+        return {
+            watch
+            for watch in watches
+            if any(one.only is not None and one.home == watch for one in self._callbacks[watch].values())
+        }
+
+    def _lose(self, watch: int) -> None:
+        """What was watched is gone. If it was a file, another of its name may come."""
+        for token, listener in self._callbacks.pop(watch, {}).items():
+            if self._files.pop(token, None) is not None and listener.home in self._callbacks:
+                self._aim(listener.home)
 
     def _hearing(self, modified: dict[int, set[bytes]], other: set[int]) -> list[Notify]:
         if _EVERYONE in other:
@@ -142,60 +252,10 @@ class InotifyWatcher:
 
     def close_descriptors(self) -> None:
         """All that is left to do in a forked child, where the thread does not exist."""
+        self._epoll.close()
         for fd in (self._fd, self._wake_read, self._wake_write):
             os.close(fd)
         self._fd = -1
-
-
-class PollingWatcher:
-    """The same by looking again and again: for systems without inotify, or without a free watch."""
-
-    def __init__(self, seconds: float = POLL_SECONDS) -> None:
-        self._seconds = seconds
-
-    def watch(self, path: str, notify: Notify, only: str | None = None) -> Cancel:  # noqa: ARG002 - it compares all
-        first = _entries(path)
-        stop = threading.Event()
-        arguments = (path, notify, stop, first)
-        threading.Thread(target=self._run, args=arguments, name="pxrs-polling", daemon=True).start()
-        return stop.set
-
-    def _run(self, path: str, notify: Notify, stop: threading.Event, seen: frozenset[object]) -> None:
-        while not stop.wait(self._seconds):
-            try:
-                now = _entries(path)
-            except (NotFound, Unavailable):
-                now = frozenset()
-            if now != seen:
-                seen = now
-                _call(notify)
-
-
-def _entries(path: str) -> frozenset[object]:
-    found: set[object] = set()
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                status = os.stat(entry.path, follow_symlinks=False)
-                found.add((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
-    except OSError as error:
-        raise _refusal(path, error.errno or errno.EIO) from error
-    return frozenset(found)
-
-
-def _refusal(path: str, number: int) -> Exception:
-    if number in (errno.ENOENT, errno.ENOTDIR):
-        return NotFound(f"{path}: no such directory to watch")
-    if number in (errno.ENOSPC, errno.ENOMEM):
-        return _LimitError("the limit of inotify watches is reached (fs.inotify.max_user_watches)")
-    return Unavailable(f"{path} cannot be watched: {os.strerror(number)}")
-
-
-def _call(notify: Notify) -> None:
-    try:
-        notify()
-    except Exception:
-        logger.exception("a callback for a changed directory failed; the others go on")
 
 
 class _Process:
@@ -209,11 +269,11 @@ class _Process:
     def inotify(self) -> InotifyWatcher:
         with self.lock:
             if self.without_inotify:
-                raise _LimitError("no inotify in this process")
+                raise NoInotify("no inotify in this process")
             if self.watcher is None:
                 try:
                     self.watcher = InotifyWatcher()
-                except _LimitError:
+                except NoInotify:
                     self.without_inotify = True
                     raise
             return self.watcher
@@ -233,21 +293,28 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def watch_directory(path: str, notify: Notify, only: str | None = None) -> Cancel:
+def watch_directory(path: str, notify: Notify, only: str | None = None, reads: bool = False) -> Cancel:
     """Call ``notify`` after any entry of the directory was modified, created, renamed or deleted. With ``only``, the
-    modifications of other entries may be passed over.
+    modifications of other entries may be passed over. With ``reads``, which all who watch a directory must agree on,
+    also after an entry was read.
 
-    It is called from the watcher's thread and must be quick; several changes may make one call. A call that
-    is already under way when the returned cancel function runs may still finish after it.
+    It is called from the watcher's thread, or from one that listens beside it, and must be quick; several changes may
+    make one call, and two threads may make one each at the same time. A call that is already under way when the
+    returned cancel function runs may still finish after it.
     """
     try:
-        return _process.inotify().watch(path, notify, only)
-    except _LimitError as reason:
+        return _process.inotify().watch(path, notify, only, reads)
+    except NoInotify as reason:
         logger.warning("%s: watched by polling every %d ms: %s", path, POLL_SECONDS * 1000, reason)
-        return PollingWatcher().watch(path, notify, only)
+        return PollingWatcher().watch(path, notify, only, reads)
+
+
+def shared_watcher() -> InotifyWatcher:
+    """The one of this process; NoInotify if there is none."""
+    return _process.inotify()
 
 
 def wakeups() -> int:
-    """How often this process's watcher thread has run so far; an idle one stays where it is."""
+    """How often this process was woken by changes so far; an idle one stays where it is."""
     watcher = _process.watcher
     return 0 if watcher is None else watcher.wakeups

@@ -41,6 +41,7 @@ __all__ = [
     "Send",
     "checked",
     "nobody_answers",
+    "patiently",
     "status_of",
 ]
 
@@ -58,6 +59,7 @@ _NEVER = 600.0  # the library's own time-outs: ``answer`` gives up long before
 _RECONNECT_SECONDS = 0.1
 _PING_SECONDS = 5
 _CLOSE_SECONDS = 2.0
+_AGAIN_SECONDS = 0.1
 
 
 class _Link(NatsConnection):
@@ -252,6 +254,21 @@ class _Connection:
             await asyncio.wait_for(made.close(), _CLOSE_SECONDS)
 
 
+async def patiently(
+    ask: Callable[[], Coroutine[Any, Any, T]], seconds: float, after: type[Unavailable] = Unavailable
+) -> T:
+    """Ask again for a while: a cluster may just be choosing a leader, or have lost sight of a node."""
+    clock = asyncio.get_running_loop().time
+    ends = clock() + seconds
+    while True:
+        try:
+            return await ask()
+        except after:
+            if clock() >= ends:
+                raise
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
 def _safely(call: Callable[[], None]) -> None:
     try:
         call()
@@ -268,7 +285,7 @@ class Client:
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine of this client; its result is asked for later."""
-        return asyncio.run_coroutine_threadsafe(work, _process.running().loop)
+        return _process.running().start(work)
 
     def run(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
         """Run a coroutine of this client and wait for its result, from any thread but the loop's."""

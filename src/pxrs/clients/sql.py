@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from importlib import import_module
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from pxrs.clients.address import Address
 from pxrs.clock import SystemClock
@@ -29,6 +29,7 @@ except ModuleNotFoundError as error:
     raise BadUrl("SQL registries need the package sqlalchemy: pip install 'pxrs[sql]'") from error
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 MOST_IDLE = 8
 """How many connections a process keeps open for its next calls."""
@@ -111,9 +112,9 @@ class Driver(ABC):
         return Trouble(self.sort_of(error), text[:_SHOWN_CHARACTERS])
 
 
-def new_dialect(kind: Any) -> Dialect:
+def new_dialect(kind: Any, **options: Any) -> Dialect:
     """SQLAlchemy's classes have no types for this."""
-    made: Dialect = kind()
+    made: Dialect = kind(**options)
     return made
 
 
@@ -154,12 +155,12 @@ class Connections:
         self._connected = False
         _everywhere.add(self)
 
-    def run(self, work: Callable[[Any], T], deadline: Deadline) -> T:
+    def run(self, work: Callable[Concatenate[Any, P], T], deadline: Deadline, *args: P.args, **more: P.kwargs) -> T:
         """Work with a cursor. The driver's errors become Trouble; after all but a deadlock the connection is closed."""
         cursor = self._take(deadline)
         try:
             self.driver.limit(cursor.connection, max(deadline.left, _LEAST_SECONDS))
-            answer = work(cursor)
+            answer = work(cursor, *args, **more)
         except self.driver.errors as error:
             trouble = self.driver.trouble(error)
             self._part_after(trouble, cursor)
@@ -219,10 +220,10 @@ class Connections:
 
     def _take(self, deadline: Deadline) -> Any:
         while True:
-            with self._lock:
+            try:
+                cursor = self._idle.pop()  # one step, so it needs no lock; what close has taken away is not there
+            except IndexError:
                 self._check_open()
-                cursor = self._idle.pop() if self._idle else None
-            if cursor is None:
                 return self._greeted(deadline)
             if self.driver.is_alive(cursor.connection):
                 return cursor

@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
     raise BadUrl("postgresql:// needs the package psycopg: pip install 'pxrs[postgres]'") from error
 
 OURS = frozenset({*COMMON, "table", "look_ms"})
+ENDS_TRANSACTIONS = 17_00_00
 _LOOK_SECONDS = 0.1  # how often a wait lets Python handle signals
 _AGAIN = {"40001", "40P01", "55P03", "57014"}
 _DENIALS = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist")
@@ -40,6 +41,15 @@ class _Connection(psycopg.Connection[TupleRow]):
     """psycopg waits for an answer for ever; this one gives up. The connection is then good for nothing."""
 
     seconds: float = 5.0
+    _look: select.poll | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has come that nobody has read. What it is asked by is kept: it is asked before every call."""
+        if self._look is None:
+            self._look = select.poll()
+            self._look.register(self.fileno(), select.POLLIN)
+        return not self._look.poll(0)
 
     def wait(self, gen: PQGen[Any], interval: float = _LOOK_SECONDS, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, self.seconds if timeout is None else timeout)
@@ -51,7 +61,7 @@ class PostgresDriver(Driver):
     default_port: ClassVar[int] = 5432
 
     def __init__(self) -> None:
-        self.dialect = new_dialect(PGDialect_psycopg)
+        self.dialect = new_dialect(PGDialect_psycopg, paramstyle="format")  # psycopg puts named values into order first
         self.errors = (psycopg.Error, OSError)
 
     def connect(self, address: Address, seconds: float, autocommit: bool = True) -> _Connection:
@@ -63,6 +73,12 @@ class PostgresDriver(Driver):
         except psycopg.ProgrammingError as error:
             raise BadUrl(f"{address}: {error}") from None
         self.limit(connection, seconds)
+        if autocommit and connection.info.server_version >= ENDS_TRANSACTIONS:
+            try:
+                connection.execute(f"SET transaction_timeout = {_hold_ms(seconds)}".encode())
+            except BaseException:
+                connection.close()
+                raise
         return connection
 
     def cursor(self, connection: Any) -> Any:
@@ -73,11 +89,7 @@ class PostgresDriver(Driver):
 
     def is_alive(self, connection: _Connection) -> bool:
         """A server says nothing to an idle connection, except that it ends."""
-        if connection.closed:
-            return False
-        look = select.poll()
-        look.register(connection.fileno(), select.POLLIN)
-        return not look.poll(0)
+        return not connection.closed and connection.is_quiet
 
     def sort_of(self, error: Exception) -> Sort:
         state = getattr(error, "sqlstate", None)
@@ -121,13 +133,18 @@ def _wanted(address: Address, seconds: float, autocommit: bool) -> dict[str, Any
 def _server_settings(seconds: float, autocommit: bool) -> str:
     """The server gives up a little before we do, so that what was not done in time is certainly not done later.
 
-    A process of ours that is stopped in a transaction does not keep its rows locked for long.
+    A process of ours that is stopped in a transaction does not keep its rows locked for long. A stop in the middle of
+    a pipeline does not count as idle: there only ``transaction_timeout`` helps, which servers know from 17 on.
     """
     settings = [r"default_transaction_isolation=read\ committed"]
     if autocommit:
         settings.append(f"statement_timeout={max(1, round(seconds * 800))}")
-        settings.append(f"idle_in_transaction_session_timeout={max(1, round(seconds * 2000))}")
+        settings.append(f"idle_in_transaction_session_timeout={_hold_ms(seconds)}")
     return " ".join(f"-c {setting}" for setting in settings)
+
+
+def _hold_ms(seconds: float) -> int:
+    return max(1, round(seconds * 2000))
 
 
 def _tls(address: Address) -> dict[str, str]:

@@ -13,13 +13,12 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 from urllib.parse import quote
 
 from pxrs.clock import SystemClock
-from pxrs.errors import Closed, Damaged, Refused, Unavailable
+from pxrs.errors import Closed, Damaged, PxrsError, Refused, Unavailable
 
 PATIENCE_SECONDS = 10.0
 """How long a locked database is tried again before the caller is told."""
@@ -33,36 +32,33 @@ _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def is_busy(error: sqlite3.Error) -> bool:
     return _primary_code(error) in _BUSY
 
 
-def patiently(act: Callable[[], T]) -> T:
+def patiently(act: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
     """The answer of ``act``, tried again while another connection has the file locked."""
+    try:
+        return act(*args, **more)
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+    return _again(act, *args, **more)
+
+
+def _again(act: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
     clock = SystemClock()
     deadline = clock.monotonic() + PATIENCE_SECONDS
     while True:
+        time.sleep(random.uniform(*_STEP_SECONDS))
         try:
-            return act()
+            return act(*args, **more)
         except sqlite3.OperationalError as error:
             if not is_busy(error) or clock.monotonic() > deadline:
                 raise
-        time.sleep(random.uniform(*_STEP_SECONDS))
-
-
-@contextmanager
-def speaking_of(path: str) -> Iterator[None]:
-    """Turn SQLite's errors into ours, which name the file."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        if _primary_code(error) in _DAMAGED:
-            raise Damaged(f"{path} is no database of ours, or a damaged one: {error}") from error
-        raise Unavailable(f"{path} does not answer: {error}") from error
-    except UnicodeEncodeError as error:
-        raise Refused(f"key {error.object!r} has no UTF-8 form") from None
 
 
 def _primary_code(error: sqlite3.Error) -> int:
@@ -84,29 +80,50 @@ class Connections:
     def __init__(self, path: str, after_fork: Callable[[], None]) -> None:
         self._path = path
         self._after_fork = after_fork
-        self._gate = threading.Condition()
+        self._new_gate()
         self._running = 0
         self._generation = 0
         self._closed = False
         self._forking = False
         self._torn = False
+        self._shut = False
+        """Whether one of these is so: then a call has to look closer."""
         self._own = threading.local()
         self._held: weakref.WeakSet[_Held] = weakref.WeakSet()
         _everywhere.add(self)
 
-    @contextmanager
-    def use(self, create: bool = False) -> Iterator[sqlite3.Connection]:
-        """This thread's connection. A transaction that is open when the block ends is rolled back."""
-        self._enter()
+    def _new_gate(self) -> None:
+        self._lock = threading.Lock()
+        self._gate = threading.Condition(self._lock)
+
+    def call(self, work: Callable[[sqlite3.Connection], T], create: bool = False) -> T:
+        """What ``work`` makes of this thread's connection. A transaction that it leaves open is rolled back."""
+        with self._lock:
+            if self._shut:
+                self._pass_gate()
+            self._running += 1
         try:
             connection = self._mine("rwc" if create else "rw")
             try:
-                yield connection
+                return work(connection)
             finally:
                 if connection.in_transaction:
                     connection.rollback()
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+        except UnicodeEncodeError as error:
+            raise Refused(f"key {error.object!r} has no UTF-8 form") from None
         finally:
-            self._leave()
+            with self._lock:
+                self._running -= 1
+                if self._shut:
+                    self._gate.notify_all()
+
+    def _told(self, error: sqlite3.Error) -> PxrsError:
+        """An error of SQLite as one of ours, which names the file."""
+        if _primary_code(error) in _DAMAGED:
+            return Damaged(f"{self._path} is no database of ours, or a damaged one: {error}")
+        return Unavailable(f"{self._path} does not answer: {error}")
 
     def count(self) -> int:
         return sum(held.close.alive for held in self._held)
@@ -114,23 +131,18 @@ class Connections:
     def close(self) -> None:
         """Close them all, once the calls that are running have ended."""
         with self._gate:
-            self._closed = True
+            self._closed = self._shut = True
             self._gate.wait_for(lambda: self._running == 0)
             self._close_all()
 
-    def _enter(self) -> None:
-        with self._gate:
-            self._gate.wait_for(lambda: not self._forking)
-            if self._closed:
-                raise Closed(f"{self._path} was closed before this call")
-            if self._torn:
-                raise Unavailable(f"{self._path}: this process was forked in the middle of a call; open it anew")
-            self._running += 1
-
-    def _leave(self) -> None:
-        with self._gate:
-            self._running -= 1
-            self._gate.notify_all()
+    def _pass_gate(self) -> None:
+        """Wait while a fork is under way; raise if there is nothing to go on with."""
+        while self._forking:
+            self._gate.wait()
+        if self._closed:
+            raise Closed(f"{self._path} was closed before this call")
+        if self._torn:
+            raise Unavailable(f"{self._path}: this process was forked in the middle of a call; open it anew")
 
     def _mine(self, mode: str) -> sqlite3.Connection:
         held: _Held | None = getattr(self._own, "held", None)
@@ -150,7 +162,7 @@ class Connections:
     def before_fork(self) -> None:
         """Let running calls end, let no new one begin, and close everything. The gate stays locked over the fork."""
         self._gate.acquire()
-        self._forking = True
+        self._forking = self._shut = True
         # Bounded: a signal handler may fork in the very thread whose call is running.
         self._torn = not self._gate.wait_for(lambda: self._running == 0, PATIENCE_SECONDS)
         if not self._torn:
@@ -158,12 +170,14 @@ class Connections:
 
     def after_fork_in_parent(self) -> None:
         self._forking = self._torn = False
+        self._shut = self._closed
         self._gate.notify_all()
         self._gate.release()
 
     def after_fork_in_child(self) -> None:
-        self._gate = threading.Condition()
+        self._new_gate()
         self._forking = False
+        self._shut = self._closed or self._torn
         self._running = 0
         self._after_fork()
 
@@ -178,7 +192,7 @@ def _connect(path: str, mode: str) -> sqlite3.Connection:
     )
     try:
         # The default of a build may be NORMAL, with which a power cut may take acknowledged commits back.
-        patiently(lambda: connection.execute("PRAGMA synchronous = FULL"))
+        patiently(connection.execute, "PRAGMA synchronous = FULL")
     except BaseException:
         connection.close()
         raise

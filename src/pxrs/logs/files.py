@@ -16,7 +16,9 @@ from contextlib import ExitStack
 import pyarrow as pa
 
 from pxrs.clients.inotify import watch_directory
+from pxrs.clients.listening import listening_nudge
 from pxrs.errors import Closed, Damaged, Unavailable
+from pxrs.latch import Nudge
 from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Row, Rows, Stamp, Wish
 from pxrs.logs.mark import has_marks
 from pxrs.logs.partition import PartitionFiles
@@ -150,6 +152,9 @@ class FileLog(Log):
 
     def chunks(self, partition: int) -> Sequence[Chunk]:
         return self._partition(partition)[0].chunks()
+
+    def nudge(self) -> Nudge:
+        return listening_nudge()
 
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
         # What is written to a segment is there for readers when the mark in the lock file has moved.

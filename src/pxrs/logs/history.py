@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged
 from pxrs.logs.base import Chunk, Piece
-from pxrs.logs.manifest import NAME, NOTHING, Manifest, Sealed, Summary, read_manifest, read_summary
+from pxrs.logs.manifest import NAME, NOTHING, Manifest, Sealed, read_manifest, read_summary
 from pxrs.logs.parquet import SealedFile, digest_of
 from pxrs.logs.records import first_at
 
@@ -23,15 +23,11 @@ class History:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._seen: tuple[int, int, int] | None = None
-        self._summary = NOTHING.summary
+        self.summary = NOTHING.summary
         self._manifest: Manifest | None = None
         self._open: SealedFile | None = None
         self._latest: tuple[int, pa.RecordBatch] | None = None
         self._intact: set[Sealed] = set()
-
-    @property
-    def summary(self) -> Summary:
-        return self._summary
 
     def refresh(self) -> bool:
         """Take in a new manifest; says whether there was one."""
@@ -40,9 +36,9 @@ class History:
             return False
         if seen is None:
             raise Damaged(f"{os.path.join(self._directory, NAME)} is gone; pxrs log repair rebuilds it")
-        self._summary = read_summary(self._directory)  # may raise: then the next look must do so as well
+        self.summary = read_summary(self._directory)  # may raise: then the next look must do so as well
         self._seen, self._manifest, self._open, self._latest = seen, None, None, None
-        self._intact = {sealed for sealed in self._intact if sealed.start >= self._summary.start}
+        self._intact = {sealed for sealed in self._intact if sealed.start >= self.summary.start}
         return True
 
     def _state(self) -> tuple[int, int, int] | None:
@@ -57,7 +53,7 @@ class History:
         """What the manifest lists. One that was replaced since ``refresh`` counts as gone: look again first."""
         if self._manifest is None:
             manifest = read_manifest(self._directory)
-            if manifest.summary != self._summary:
+            if manifest.summary != self.summary:
                 self._seen = _REPLACED
                 raise FileNotFoundError(f"{os.path.join(self._directory, NAME)} was replaced")
             self._manifest = manifest
@@ -101,7 +97,7 @@ class History:
         return None
 
     def pieces(self, start: int, end: int) -> Iterator[Piece]:
-        for sealed in self.files if start < self._summary.sealed_end else ():
+        for sealed in self.files if start < self.summary.sealed_end else ():
             if max(start, sealed.start) < min(end, sealed.end):
                 yield Piece("parquet", self._path(sealed), sealed.start, sealed.end, 0, sealed.bytes)
 

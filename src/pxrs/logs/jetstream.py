@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from pxrs.clients.nats import Client
+from pxrs.clients.nats import Client, patiently
 from pxrs.errors import Closed, Mismatch, NotFound, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish, agree
 from pxrs.logs.jetstream_bell import Bell
@@ -36,6 +36,7 @@ _RUN_BYTES = 2_097_152
 _RUN_BYTES_OF_ALL = 67_108_864
 _APPEND_SECONDS = 15.0
 _SECONDS = 30.0
+_PATIENCE_SECONDS = 10.0
 
 
 class _Place(NamedTuple):
@@ -219,6 +220,11 @@ class JetStreamLog(Log):
 
 
 async def _identity(stream: Stream, place: _Place, wish: Wish, create: bool) -> LogIdentity | None:
+    await stream.client.max_payload()  # a server that is not there is no reason for patience
+    return await patiently(lambda: _found_or_made(stream, place, wish, create), _PATIENCE_SECONDS)
+
+
+async def _found_or_made(stream: Stream, place: _Place, wish: Wish, create: bool) -> LogIdentity | None:
     """What is recorded, or is now; of two creators the second finds, and must agree with, the first's."""
     target, name = place.target, place.names[-1]
     recorded = await stream.identity()

@@ -16,10 +16,9 @@ from pxrs.clients.nats import ApiError, status_of
 from pxrs.clock import SystemClock
 from pxrs.errors import Unavailable
 from pxrs.logs.jetstream_names import message_id
-from pxrs.logs.jetstream_stream import ABOUT, Stream
+from pxrs.logs.jetstream_stream import ABOUT, READY_SECONDS, Stream
 
 PAGE = 2_000
-READY_SECONDS = 2.0
 _NO_MORE, _NOBODY_ANSWERS = ("404", "408"), "503"
 _PAUSE_SECONDS = 0.02
 _CLOCK = SystemClock()

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import xxhash
 from nats.aio.msg import Msg
 
-from pxrs.clients.nats import ApiError, Client, NobodyAnswers, checked, nobody_answers, status_of
+from pxrs.clients.nats import ApiError, Client, NobodyAnswers, checked, nobody_answers, patiently, status_of
 from pxrs.errors import Damaged, Refused, Unavailable
 from pxrs.logs.base import LogIdentity, Stamp
 from pxrs.logs.jetstream_names import from_metadata, subject_of, to_metadata
@@ -30,6 +30,8 @@ OVERHEAD = 4_096
 """Of the server's largest message: room for headers, generously."""
 ABOUT = "Pxrs-Batch"
 """The header with base, rows and newest time of a batch, for those who look at headers only."""
+READY_SECONDS = 5.0
+"""In a cluster a new stream or consumer is not known everywhere at once: so long it is asked again."""
 
 _MARK = b"pxrs-mark "
 _STREAM_NOT_FOUND, _NAME_IN_USE, _NOT_CLUSTERED, _NO_PEERS = 10059, 10058, 10074, 10005
@@ -202,8 +204,8 @@ class Stream:
         # Any replica answers a direct get, also one that is behind. The leader is slower, and knows.
         if self.replicas > 1:
             return await self._get_from_leader(partition, what)
-        request = self.client.request(f"$JS.API.DIRECT.GET.{self.name}", json.dumps(what).encode())
-        return self._stored(partition, await self._asked(request))
+        subject, body = f"$JS.API.DIRECT.GET.{self.name}", json.dumps(what).encode()
+        return self._stored(partition, await self._read(lambda: self.client.request(subject, body)))
 
     async def _get_from_leader(self, partition: int, what: Mapping[str, Any]) -> Stored | None:
         try:
@@ -217,7 +219,7 @@ class Stream:
     async def run(self, partition: int, sequence: int, count: int, size: int) -> tuple[list[Stored], bool]:
         """Messages from a sequence on, about ``size`` bytes of them, in one request; and whether there are more."""
         what = {"seq": sequence, "next_by_subj": self.subject(partition), "batch": count, "max_bytes": size}
-        answers = await self._asked(self._collected(what, count + 1))
+        answers = await self._read(lambda: self._collected(what, count + 1))
         found = [stored for answer in answers if (stored := self._stored(partition, answer)) is not None]
         pending = (answers[-1].headers or {}).get("Nats-Num-Pending", "0")
         return found, bool(found) and pending != "0"
@@ -228,6 +230,10 @@ class Stream:
         if status_of(answers[-1]) == "503":
             raise nobody_answers(self.client.address)
         return answers
+
+    async def _read(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What any replica has."""
+        return await patiently(lambda: self._asked(ask()), READY_SECONDS, NobodyAnswers)
 
     async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
         """An answer of the stream. If nobody answers, it may be because the stream is gone."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from pxrs.clients.nats import NobodyAnswers
 from pxrs.clock import SystemClock
 from pxrs.errors import Refused, Unavailable, WentBack
 from pxrs.logs.base import Stamp
@@ -66,6 +67,10 @@ def parts_of(batch: pa.RecordBatch, limit: int, start: int = 0) -> list[Part]:
     return parts_of(batch.slice(0, half), limit, start) + parts_of(batch.slice(half), limit, start + half)
 
 
+class _Unheard(Exception):
+    """Nobody was there to take it: it certainly was not stored."""
+
+
 class PartitionWriter:
     """Appends to one partition. Used in the loop only."""
 
@@ -94,6 +99,8 @@ class PartitionWriter:
                     return await self._publish(tail, batch, parts, stamp)
                 except WrongLast:
                     pause, why = _PAUSE_SECONDS, "others write to it all the time; nothing was stored"
+                except _Unheard:  # the stream is new, and its leader not known to every node
+                    pause, why = _LONGER_PAUSE_SECONDS, "no node takes messages for it; nothing was stored"
                 except Duplicate:
                     found = await self._find_in_window(name)
                     if found is not None:
@@ -112,7 +119,10 @@ class PartitionWriter:
     ) -> tuple[int, Tail]:
         messages, headers = self._encode(tail, batch, parts, stamp)
         self._current = False  # until the answer is there
-        ack = await self._stream.publish(self._number, messages, headers)
+        try:
+            ack = await self._stream.publish(self._number, messages, headers)
+        except NobodyAnswers:
+            raise _Unheard from None
         self._current = True
         if ack.duplicate:
             return await self._base_of(ack.sequence, batch.num_rows), tail

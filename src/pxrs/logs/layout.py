@@ -22,6 +22,8 @@ _CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
 BLANK = b"0" * 16
 """What the checksums count instead of themselves."""
 
+Bytes = bytes | memoryview
+"""A memoryview is read where it stands: that spares a copy of a large body."""
 Places = dict[bytes, tuple[int, int]]
 Values = dict[bytes, bytes]
 """The custom metadata by name."""
@@ -54,7 +56,12 @@ class Layout:
         parts = self._parts.unpack_from(header)
         return dict(zip(self._names, parts[1::2], strict=True)) if parts[::2] == self._frame else None
 
-    def blanked(self, header: bytes) -> bytearray:
+    def checksum(self, header: Bytes) -> bytes:
+        """The checksum of the whole message, where headers that are laid out like this have it."""
+        at = self.checksums[1]
+        return bytes(header[at : at + 16])
+
+    def blanked(self, header: Bytes) -> bytearray:
         """The header as its checksums saw it."""
         blank = bytearray(header)
         for at in self.checksums:
@@ -63,6 +70,11 @@ class Layout:
 
 
 _latest: dict[int, Layout] = {}  # by the length of the header; there are few
+
+
+def latest_layout(size: int) -> Layout | None:
+    """How the last header of this length was laid out; the next one may be another."""
+    return _latest.get(size)
 
 
 def lay_out(header: bytes) -> tuple[Layout, Values]:

@@ -8,7 +8,7 @@ was written: after a restart of the machine what can be read has come from the d
 from __future__ import annotations
 
 import os
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import xxhash
@@ -64,7 +64,7 @@ def is_marked(fd: int, data: bytes) -> bool:
 def read_mark(directory: str) -> Mark | None:
     """The mark of this boot; None means that everything which can be read is durable."""
     try:
-        fd = os.open(os.path.join(directory, "lock"), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{directory}/lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:
@@ -86,8 +86,17 @@ def refuse_shorter(directory: str, mark: Mark, found: Mark) -> None:
 
 def mark_in(fd: int) -> Mark | None:
     for _ in range(_TRIES):  # a mark that is being written may be seen half; the next look sees it whole
-        data = os.pread(fd, _SIZE, 0)
-        text = data[:_TEXT]
-        if xxhash.xxh3_64_hexdigest(text).encode() == data[_TEXT + 1 :]:
-            return Mark(int(text[17:37]), int(text[38:58])) if text[:16].decode() == _boot() else None
+        found = _parse(os.pread(fd, _SIZE, 0))
+        if found is not None:
+            boot, mark = found
+            return mark if boot == _boot() else None
     return None
+
+
+@lru_cache(1_024)  # readers that wait find the same again and again
+def _parse(data: bytes) -> tuple[str, Mark] | None:
+    """The boot that a mark was written in, and the mark; None if it is not whole."""
+    text = data[:_TEXT]
+    if xxhash.xxh3_64_hexdigest(text).encode() != data[_TEXT + 1 :]:
+        return None
+    return text[:16].decode(), Mark(int(text[17:37]), int(text[38:58]))

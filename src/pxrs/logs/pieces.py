@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged, Refused, Unavailable
 from pxrs.logs.base import SCHEMA, Piece, Wish
-from pxrs.logs.segment import Place, header_at, read_batch
+from pxrs.logs.segment import Place, message_at, read_batch
 
 
 def read_range(
@@ -104,10 +104,12 @@ def _read_sealed(piece: Piece, start: int, end: int, columns: Collection[str] | 
 def _read_segment(stored: pa.Buffer, piece: Piece, start: int, end: int) -> Iterator[pa.RecordBatch]:
     position = piece.position
     while position < piece.position + piece.length:
-        header = header_at(stored, position, piece.path)
+        opened = message_at(stored, position, piece.path)
+        header = opened.header
         low, high = max(start, header.base), min(end, header.end)
         if low < high:
             place = Place(header.base, position, header.length)
             message = stored.slice(place.position, place.length)
-            yield read_batch(message, place, piece.path).slice(low - header.base, high - low)
+            batch = read_batch(message, place, piece.path, opened.fits)
+            yield batch if high - low == header.rows else batch.slice(low - header.base, high - low)
         position += header.length

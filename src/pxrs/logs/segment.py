@@ -9,6 +9,7 @@ touches no body; and ``pxrs.xxh3`` over the whole message. Both count the charac
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import xxhash
 
 from pxrs.errors import Damaged
 from pxrs.logs.base import SCHEMA, Stamp
-from pxrs.logs.layout import BLANK, PREFIX, Values, body_length, custom_metadata, lay_out
+from pxrs.logs.layout import BLANK, PREFIX, Bytes, Layout, Values, body_length, custom_metadata, latest_layout, lay_out
 from pxrs.logs.records import numbers, times
 
 SCHEMA_MESSAGE = bytes(SCHEMA.serialize())
@@ -132,9 +133,39 @@ def _patch(message: memoryview, place: tuple[int, int], digest: str) -> None:
     message[place[0] : place[0] + 16] = digest.encode()
 
 
+class Opened(NamedTuple):
+    """A header that is intact, and what it takes to check the rest of its message without reading it again."""
+
+    header: Header
+    digest: xxhash.xxh3_64
+    """Of the header, so far."""
+    expected: bytes
+
+    def fits(self, message: Bytes) -> bool:
+        """Whether this is the whole message as it was written. To be asked once."""
+        self.digest.update(memoryview(message)[self.header.size : self.header.length])
+        return self.digest.hexdigest().encode() == self.expected
+
+
+def open_message(data: Bytes) -> Opened:
+    """The header at the start of ``data``, checked; ``data`` may go on after it."""
+    size = header_size(data)
+    if len(data) < size:
+        raise NotAHeader("it is not complete")
+    header = bytes(data[:size])
+    try:
+        layout, values = lay_out(header)
+        digest = xxhash.xxh3_64(layout.blanked(header))
+        if digest.hexdigest().encode() != values[b"pxrs.head"]:
+            raise NotAHeader("its header checksum does not match")
+        return Opened(_parse(values, size), digest, values[b"pxrs.xxh3"])
+    except _UNREADABLE as error:
+        raise NotAHeader(f"its header cannot be read: {error}") from error
+
+
 def read_header(data: bytes) -> Header:
     """The header at the start of ``data``, checked; ``data`` may go on after it."""
-    return read_message(data)[0]
+    return open_message(data).header
 
 
 def read_message(data: bytes, body: bool = False) -> tuple[Header, bool]:
@@ -142,27 +173,13 @@ def read_message(data: bytes, body: bool = False) -> tuple[Header, bool]:
 
     That is tried if a ``body`` is asked for: it must stand in ``data``.
     """
-    size = header_size(data)
-    if len(data) < size:
-        raise NotAHeader("it is not complete")
-    header = data[:size]
-    try:
-        layout, values = lay_out(header)
-        digest = xxhash.xxh3_64(layout.blanked(header))
-        if digest.hexdigest().encode() != values[b"pxrs.head"]:
-            raise NotAHeader("its header checksum does not match")
-        found = _parse(values, size)
-    except _UNREADABLE as error:
-        raise NotAHeader(f"its header cannot be read: {error}") from error
-    if not body or len(data) < found.length:
-        return found, False
-    digest.update(data[size : found.length])
-    return found, digest.hexdigest().encode() == values[b"pxrs.xxh3"]
+    opened = open_message(data)
+    return opened.header, body and len(data) >= opened.header.length and opened.fits(data)
 
 
-def header_size(data: bytes) -> int:
+def header_size(data: Bytes) -> int:
     """How long the header says it is."""
-    if data[:4] != CONTINUATION or len(data) < PREFIX:
+    if bytes(data[:4]) != CONTINUATION or len(data) < PREFIX:
         raise NotAHeader("it does not start like one")
     size = PREFIX + int(_I32.unpack_from(data, 4)[0])
     if not PREFIX < size <= MAX_HEADER:
@@ -203,13 +220,20 @@ def intact(message: pa.Buffer) -> bool:
     """Whether the whole message still has the checksum it was written with."""
     view = memoryview(message)
     try:
-        header = bytes(view[: header_size(bytes(view[:PREFIX]))])
-        layout, values = lay_out(header)
-        digest = xxhash.xxh3_64(layout.blanked(header))
-        digest.update(view[len(header) :])
-        return values[b"pxrs.xxh3"] == digest.hexdigest().encode()
+        size = header_size(view)
+        likely = latest_layout(size)
+        # If the checksum is right, so was the place where it was looked for: it covers all that says where it stands.
+        if likely is not None and _matches(view, size, likely):
+            return True
+        return _matches(view, size, lay_out(bytes(view[:size]))[0])
     except _UNREADABLE:
         return False
+
+
+def _matches(view: memoryview, size: int, layout: Layout) -> bool:
+    digest = xxhash.xxh3_64(layout.blanked(view[:size]))
+    digest.update(view[size:])
+    return digest.hexdigest().encode() == layout.checksum(view)
 
 
 def check_schema(start: bytes, path: str) -> int:
@@ -226,11 +250,10 @@ def check_schema(start: bytes, path: str) -> int:
     return int(reader.tell())
 
 
-def header_at(stored: pa.Buffer, position: int, path: str) -> Header:
-    """The header at a position of a mapped segment; Damaged if there is none."""
-    view = memoryview(stored)[position:]
+def message_at(stored: pa.Buffer, position: int, path: str) -> Opened:
+    """The message at a position of a mapped segment, its header checked; Damaged if there is none."""
     try:
-        return read_header(bytes(view[: header_size(bytes(view[:PREFIX]))]))
+        return open_message(memoryview(stored)[position:])
     except NotAHeader as error:
         raise Damaged(f"{path}: no intact batch at byte {position}: {error}") from error
 
@@ -243,8 +266,10 @@ class Place(NamedTuple):
     length: int
 
 
-def read_batch(message: pa.Buffer, place: Place, path: str, verify: bool = True) -> pa.RecordBatch:
+def read_batch(
+    message: pa.Buffer, place: Place, path: str, check: Callable[[pa.Buffer], bool] | None = intact
+) -> pa.RecordBatch:
     """The batch in these bytes, which stand at a place of a segment."""
-    if message.size < place.length or (verify and not intact(message)):
+    if message.size < place.length or (check is not None and not check(message)):
         raise Damaged(f"{path}: the batch at byte {place.position}, offset {place.base}, fails its checksum")
     return decode(message)

@@ -28,6 +28,9 @@ FRESH = 16_384
 """If no more than this was read to find the last batches, they are checked as a whole at once, and kept: they are what
 is asked for next."""
 
+_STEP = FRESH + 1
+"""To read more than that of a large batch would be in vain; to read less would not tell whether it is fresh."""
+
 
 class Tail(Enum):
     """What stands after the last whole batch."""
@@ -50,7 +53,7 @@ Take = Callable[[int, Header, bool], None]
 
 
 class Window:
-    """A file through a small buffer: many small headers cost one read, a large body none."""
+    """A file through a small buffer: many small headers cost one read, and of large bodies little is read."""
 
     def __init__(self, fd: int, start: int = 0, data: bytes = b"") -> None:
         self._fd = fd
@@ -71,7 +74,9 @@ class Window:
     def _at(self, position: int, length: int) -> bytes:
         found = self.data[position - self.start : position - self.start + length]
         if len(found) < length:
-            self.data, self.start = os.pread(self._fd, MAX_HEADER, position), position
+            # What stands behind a large batch is likely to be as large: only its header is needed.
+            reach = _STEP if position > self.start + len(self.data) else MAX_HEADER
+            self.data, self.start = os.pread(self._fd, max(reach, length), position), position
             found = self.data[:length]
         return found
 

@@ -81,26 +81,27 @@ def seek(row: Partition, position: int, end: int | None, at: float) -> Partition
     The note stays: an output that was committed and not yet published is still to be published.
     """
     check_position(row.number, position, end)
-    return _pass_to(replace(row, checkpoint=position), None, Cause.SEEK, at)
+    return _pass_to(row._replace(checkpoint=position), None, Cause.SEEK, at)
 
 
 def pause(row: Partition, paused: bool) -> Partition:
     """Hold the partition (or let it go on) where it is, without changing its owner."""
-    return replace(row, paused=paused)
+    return row._replace(paused=paused)
 
 
 def require_mine(row: Partition, grant: Grant) -> None:
+    if is_mine(row, grant):
+        return
     if row.epoch < grant.epoch:
         raise WentBack(
             f"partition {row.number} shows epoch {row.epoch}, but epoch {grant.epoch} was granted before: "
             "the registry store lost writes or was restored from a copy"
         )
-    if not is_mine(row, grant):
-        holder = row.owner.id if row.owner else "nobody"
-        raise Fenced(
-            f"partition {row.number}: {grant.owner.id!r} wrote with epoch {grant.epoch}, "
-            f"but it is at epoch {row.epoch}, owned by {holder!r}"
-        )
+    holder = row.owner.id if row.owner else "nobody"
+    raise Fenced(
+        f"partition {row.number}: {grant.owner.id!r} wrote with epoch {grant.epoch}, "
+        f"but it is at epoch {row.epoch}, owned by {holder!r}"
+    )
 
 
 def check_position(partition: int, position: object, end: int | None = None) -> None:
@@ -113,11 +114,11 @@ def check_position(partition: int, position: object, end: int | None = None) -> 
 def _not_before(row: Partition, position: int | None) -> Partition:
     if position is None or position <= (row.checkpoint if row.checkpoint is not None else -1):
         return row
-    return replace(row, checkpoint=position)
+    return row._replace(checkpoint=position)
 
 
 def _pass_to(row: Partition, owner: Owner | None, cause: Cause, at: float) -> Partition:
-    return with_history(replace(row, owner=owner, epoch=row.epoch + 1, cause=cause), at)
+    return with_history(row._replace(owner=owner, epoch=row.epoch + 1, cause=cause), at)
 
 
 # ---- member rows ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 from pxrs.errors import Damaged, NewerFormat
@@ -40,9 +41,9 @@ def _owner(pair: Any) -> Owner | None:
 
 
 def encode_partition(row: Partition) -> bytes:
-    before, between, after = _around_progress(row.owner, row.epoch, row.cause, row.paused, row.history)
-    checkpoint = "null" if row.checkpoint is None else row.checkpoint
-    return f"{before}{checkpoint}{between}{_encode(row.note)}{after}".encode()
+    _, owner, epoch, checkpoint, cause, paused, note, history = row
+    before, between, after = _around_progress(owner, epoch, cause, paused, history)
+    return f"{before}{'null' if checkpoint is None else checkpoint}{between}{_quoted(note)}{after}".encode()
 
 
 @lru_cache(maxsize=8192)  # a commit changes the checkpoint and the note, and nothing else

@@ -120,6 +120,11 @@ class Coordinator:
 
     # ---- leading --------------------------------------------------------------------------------------------
 
+    def _is_old(self, group: Group) -> bool:
+        """Whether the row has changed since. One that is gone is for the member to see, when it looks again."""
+        found = self._registry.find_group()
+        return found is None or found.target != group.target
+
     def _govern(self, group: Group, lead: Grant, polled: bool) -> bool:
         now = self._clock.monotonic()  # silence is counted from after one reading to before another
         members = {m.id: m for m in self._registry.members()}
@@ -127,21 +132,28 @@ class Coordinator:
         dead = self._dead(members, now)
         live = rebalance.eligible(members.values(), dead)
         lives = frozenset((m.id, m.inc) for m in members.values())
+        if not polled and live == group.members and self._is_at_rest(lives, dead):
+            self._clear_away(group, members, dead)  # there is nothing to ask the target; a poll sees that it is there
+            return False
         target = self._registry.target(group.target) if group.target else None
-        if group.target and target is None and self._registry.group().target != group.target:
-            return True  # the row is an old one: to plan on it would move partitions for nothing
+        if group.target and target is None and self._is_old(group):
+            return True  # to plan on it would move partitions for nothing
         if live and (live != group.members or target is None):
             reason = rebalance.explain(group.members, live, members, dead)
             changed = self._publish(group, lead, live, reason, now, target)
             for name in set(group.members) - members.keys():  # expired in the store: nobody else clears up behind it
                 self._registry.silence(name)
             return changed
-        self._verify = self._verify or polled or (lives, dead) != (self._lives, self._buried)
+        self._verify = polled or not self._is_at_rest(lives, dead)
         self._lives, self._buried = lives, dead
         if self._verify and target is not None:
             self._settle(group, target, members, dead, now)
         self._clear_away(group, members, dead)
         return False
+
+    def _is_at_rest(self, lives: frozenset[tuple[str, str]], dead: frozenset[str]) -> bool:
+        """Whether nobody came, went or died since everything was found where it belongs."""
+        return not self._verify and (lives, dead) == (self._lives, self._buried)
 
     def _dead(self, members: dict[str, MemberRow], now: float) -> frozenset[str]:
         """Judged on this process's own clock, and never this member itself."""

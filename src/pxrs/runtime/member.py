@@ -333,8 +333,8 @@ class Member:
         if self.handles and now < self._drained_by:
             return
         self._abandon_rest()
-        if self._group is not None:
-            self.coordinator.leave(self._registry.group(), now)
+        if self._group is not None and (group := self._registry.find_group()) is not None:
+            self.coordinator.leave(group, now)
         self._registry.deregister(self.me)
         self.gone = True
         self._report("left", {"member": self.me.id})

@@ -10,9 +10,9 @@ from collections import deque
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed, Full, PxrsError, Refused
+from pxrs.latch import Latch, Nudge
 from pxrs.logs.base import Log
 from pxrs.runtime.appending import patiently
-from pxrs.runtime.latch import Latch, Nudge
 from pxrs.runtime.parcels import ROW_BYTES, Extras, Handful, Packer, Parcel, Receipt, SentParcel, Shipment
 from pxrs.runtime.relay import Relay
 from pxrs.settings import Settings
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 SMALL = 1_024
 """A message up to this size need not be counted at once..."""
-UNCOUNTED = 255
+UNCOUNTED = 1_023
 """...but after so many of them."""
 SHIPMENT_BYTES = 16_777_216
 """When the log is slower than the senders, parcels up to this size share one append and one sync."""
@@ -71,7 +71,9 @@ class Outbox:
                 self._close_parcel()
             else:
                 parcel.look = min(row + 1 + self._uncounted(parcel, row + 1), self._last_row)
-        return Receipt((parcel, row))
+        receipt = Receipt()
+        receipt.parcel, receipt.row = parcel, row
+        return receipt
 
     def _uncounted(self, parcel: SentParcel, rows: int) -> int:
         """How many more small messages may be put in before they are counted: the buffer never overflows, and the

@@ -6,17 +6,18 @@ A receipt is a view on a parcel, so one message costs a few list entries and not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from pxrs.errors import Unavailable
+from pxrs.latch import Latch
 from pxrs.logs import base
 from pxrs.logs.base import ENTRY_SCHEMA, HEADERS, TIMESTAMP, Log, Rows, Stamp
 from pxrs.rules.partitioning import round_robin
-from pxrs.runtime.latch import Latch
 from pxrs.runtime.sorting import FEW, ids_of, joined, rows_at, split, stable_order
 
 Hurry = Callable[["Parcel"], None]
@@ -62,6 +63,11 @@ class Parcel:
         """Its size in bytes."""
         return self.size
 
+    @property
+    def rows(self) -> int:
+        """How many messages there are."""
+        raise NotImplementedError
+
     def body(self) -> pa.RecordBatch:
         """The messages as ``BODY_SCHEMA``."""
         raise NotImplementedError
@@ -101,23 +107,24 @@ class Extras(NamedTuple):
         return sum(len(pair["key"]) + len(pair["value"]) for pair in self.headers or ()) + len(self.tenant or "")
 
 
-class Receipt(tuple[Parcel, int]):
+class Receipt:
     """A promise for one message: a view on the batch it travels in.
 
-    A tuple underneath, because one is made for every message and Python makes nothing cheaper.
+    One is made for every message, and filled in by who makes it: a constructor would cost as much as the object.
     """
 
-    __slots__ = ()
+    __slots__ = ("parcel", "row")
+    parcel: Parcel
+    row: int
 
     def done(self) -> bool:
         """Whether the message is durable, or has failed."""
-        return self[0].finished.is_set()
+        return self.parcel.finished.is_set()
 
     def result(self, timeout: float | None = None) -> tuple[int, int]:
         """(partition, offset), once the message is durable. Asking sends the batch off without lingering."""
-        parcel, row = self
-        partitions, offsets = parcel.wait(timeout)
-        return int(partitions[row]), int(offsets[row])
+        partitions, offsets = self.parcel.wait(timeout)
+        return int(partitions[self.row]), int(offsets[self.row])
 
 
 class SentParcel(Parcel):
@@ -149,6 +156,15 @@ class SentParcel(Parcel):
             self.size += extras.size
         return row
 
+    def take_in(self, parcel: SentParcel) -> None:
+        """Put the messages of another parcel behind those of this one."""
+        first = len(self.values)
+        self.keys += parcel.keys
+        self.values += parcel.values
+        self._clock_rows += [first + row for row in parcel._clock_rows]
+        self._clock_times += parcel._clock_times
+        self.extras.update((first + row, extras) for row, extras in parcel.extras.items())
+
     def count(self) -> int:
         values = self.values[self._counted :]
         if values:
@@ -157,8 +173,12 @@ class SentParcel(Parcel):
             self._counted += len(values)
         return self.size
 
+    @property
+    def rows(self) -> int:
+        return len(self.values)
+
     def body(self) -> pa.RecordBatch:
-        rows = len(self.values)
+        rows = self.rows
         columns = [
             pa.Array.from_buffers(TIMESTAMP, rows, [None, pa.py_buffer(self._times())]),
             pa.array(self.keys, pa.binary()),
@@ -197,6 +217,24 @@ class SentParcel(Parcel):
         return pa.array([getattr(self.extras.get(row), field, None) for row in range(rows)], none.type)
 
 
+def together(parcels: Sequence[Parcel]) -> list[Parcel]:
+    """The same messages in fewer parcels: neighbours that were sent one by one become one.
+
+    Arrays of a whole shipment cost less than those of its parcels, and most of all fewer turns: after each step that
+    lets other threads run, a busy sender keeps the packing thread waiting for Python's lock, up to 5 ms.
+    """
+    found: list[Parcel] = []
+    for kind, run in groupby(parcels, type):
+        neighbours = list(run)
+        if kind is SentParcel and len(neighbours) > 1:
+            whole = SentParcel(neighbours[0].hurry, 0.0)
+            for parcel in neighbours:
+                whole.take_in(cast(SentParcel, parcel))
+            neighbours = [whole]
+        found += neighbours
+    return found
+
+
 class TableParcel(Parcel):
     """Messages that came as an Arrow batch, perhaps with their partitions."""
 
@@ -204,6 +242,10 @@ class TableParcel(Parcel):
         super().__init__(hurry)
         self._batch = batch
         self._given = given
+
+    @property
+    def rows(self) -> int:
+        return int(self._batch.num_rows)
 
     def body(self) -> pa.RecordBatch:
         return self._batch
@@ -231,9 +273,7 @@ class Handful(NamedTuple):
         for partition, places in self.places.items():
             for offset, place in enumerate(places, firsts[partition]):
                 offsets[place] = offset
-        _settle(
-            self.parcels, [len(parcel.values) for parcel in self.parcels], self.partitions, np.array(offsets, np.int64)
-        )
+        _settle(self.parcels, [parcel.rows for parcel in self.parcels], self.partitions, np.array(offsets, np.int64))
 
 
 def _settle(
@@ -283,7 +323,7 @@ class Packer:
     def pack_any(self, parcels: Sequence[Parcel]) -> Shipment | Handful:
         """Few messages with nothing but key and value go without Arrow: to set it up costs more than they do."""
         sent = [parcel for parcel in parcels if isinstance(parcel, SentParcel) and not parcel.extras]
-        if len(sent) == len(parcels) and sum(len(parcel.values) for parcel in sent) < FEW:
+        if len(sent) == len(parcels) and sum(parcel.rows for parcel in sent) < FEW:
             return self._pack_few(sent)
         return self.pack(parcels)
 
@@ -306,14 +346,15 @@ class Packer:
         return np.array([self._routes.partition(keys[0])], np.int32)
 
     def pack(self, parcels: Sequence[Parcel]) -> Shipment:
-        bodies = [parcel.body() for parcel in parcels]
-        routed = [self._route(*each) for each in zip(parcels, bodies, strict=True)]
+        fewer = together(parcels)
+        bodies = [parcel.body() for parcel in fewer]
+        routed = [self._route(*each) for each in zip(fewer, bodies, strict=True)]
         partitions = routed[0] if len(routed) == 1 else np.concatenate(routed)
         batch = self._with_ids(joined(bodies))
         order = stable_order(partitions, self._partitions)
         batches = split(batch, partitions, order)
         stamps = {number: self._stamp(number) for number in batches}
-        rows = [body.num_rows for body in bodies]
+        rows = [parcel.rows for parcel in parcels]
         return Shipment(parcels, rows, batches, stamps, partitions, order)
 
     def _route(self, parcel: Parcel, body: pa.RecordBatch) -> NDArray[np.int32]:

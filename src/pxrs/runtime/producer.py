@@ -107,7 +107,10 @@ class Producer:
                     if row < parcel.look:
                         parcel.keys.append(key)
                         values.append(value)
-                        return Receipt((parcel, row))
+                        receipt = Receipt()
+                        receipt.parcel = parcel
+                        receipt.row = row
+                        return receipt
             finally:
                 release()
         plain = headers is None and timestamp is None and tenant is None

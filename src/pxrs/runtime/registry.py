@@ -251,7 +251,7 @@ class Registry:
         note: str | None = None,
     ) -> Changed:
         """Store the progress of several partitions, each judged alone, under the epoch of the grant it comes with."""
-        return self.change(self._advances(positions, ends, note), known)
+        return self._partitions.change(self._advances(positions, ends, note), known)
 
     def commit_together(
         self,

@@ -29,6 +29,8 @@ class Held(NamedTuple, Generic[T]):
     version: int
 
 
+Results = dict[N, Held[T] | PxrsError]
+
 Rule = Callable[[T], T]
 """From the row that stands to the row that shall stand; raises a PxrsError to refuse."""
 
@@ -95,15 +97,13 @@ class Rows(Generic[N, T]):
         bell: Bell | None = None,
     ) -> dict[N, Held[T] | PxrsError]:
         """Apply each rule to its row. ``known`` saves the first read; ``bell`` is rung with the last swap."""
-        results: dict[N, Held[T] | PxrsError] = {}
+        results: Results[N, T] = {}
         todo: Collection[N] = rules
         held = known or {}
         for _ in range(TRIES):
-            if missing := [name for name in todo if name not in held]:
-                held = {**held, **self._look(missing, results)}
-                todo = [name for name in todo if name not in results]
-            if wishes := self._decide(todo, rules, held, results):
-                self._swap(wishes, held, results, bell)
+            if not held.keys() >= rules.keys():
+                held, todo = self._look(todo, held, results)
+            self._try(todo, rules, held, results, bell)
             if len(results) == len(rules):
                 return results
             todo, held = [name for name in rules if name not in results], {}
@@ -132,26 +132,31 @@ class Rows(Generic[N, T]):
                 raise Unknown(f"no answer to a swap of {len(rules)} rows: {outcome.reason}")
         raise Conflict(f"one of {len(rules)} rows was changed by others {TRIES} times in a row")
 
-    def _look(self, names: Collection[N], results: dict[N, Held[T] | PxrsError]) -> dict[N, Held[T]]:
-        """The rows that are there, or may be absent. One that must not be absent spoils no other."""
-        found: dict[N, Held[T]] = {}
-        for name, row in self._stored(names):
+    def _look(
+        self, names: Collection[N], known: Mapping[N, Held[T]], results: Results[N, T]
+    ) -> tuple[dict[N, Held[T]], list[N]]:
+        """All rows that are there, or may be absent, and their names. One that must not be absent spoils no other."""
+        held = {name: known[name] for name in names if name in known}
+        for name, row in self._stored([name for name in names if name not in known]):
             try:
-                found[name] = self._held(name, row)
+                held[name] = self._held(name, row)
             except PxrsError as error:
                 if row is not None:
                     raise
                 results[name] = error
-        return found
+        return held, [name for name in names if name in held]
 
-    def _decide(
+    def _try(
         self,
         todo: Collection[N],
         rules: Mapping[N, Rule[T]],
         held: Mapping[N, Held[T]],
-        results: dict[N, Held[T] | PxrsError],
-    ) -> dict[N, T]:
-        wishes: dict[N, T] = {}
+        results: Results[N, T],
+        bell: Bell | None,
+    ) -> None:
+        """Decide on each row and swap all that shall change in one call. What a race was lost for has no result."""
+        wishes: list[tuple[N, T]] = []
+        swaps: list[Swap] = []
         for name in todo:
             stands = held[name]
             try:
@@ -162,22 +167,17 @@ class Rows(Generic[N, T]):
             if wanted == stands.row:
                 results[name] = stands
             else:
-                wishes[name] = wanted
-        return wishes
+                wishes.append((name, wanted))
+                swaps.append(self._as_swap(name, stands.version, wanted))
+        if swaps:
+            self._swap(wishes, swaps, results, bell)
 
-    def _swap(
-        self,
-        wishes: dict[N, T],
-        held: Mapping[N, Held[T]],
-        results: dict[N, Held[T] | PxrsError],
-        bell: Bell | None,
-    ) -> None:
-        swaps = [self._as_swap(name, held[name].version, row) for name, row in wishes.items()]
+    def _swap(self, wishes: list[tuple[N, T]], swaps: list[Swap], results: Results[N, T], bell: Bell | None) -> None:
         if bell:
             swaps.append(bell.swap())
         outcomes = self._store.swap_each(swaps)
-        for name, swap, outcome in zip(wishes, swaps, outcomes, strict=False):
-            result = judge(swap.key, wishes[name], outcome)
+        for (name, row), swap, outcome in zip(wishes, swaps, outcomes, strict=False):
+            result = judge(swap.key, row, outcome)
             if result is not None:
                 results[name] = result
         if bell:

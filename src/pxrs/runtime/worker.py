@@ -24,7 +24,6 @@ from pxrs.model import Grant, Message
 from pxrs.runtime import delivery
 from pxrs.runtime.delivery import Context, Deliver, Parcel
 from pxrs.runtime.gaps import place_in_log, tell_of_gap
-from pxrs.runtime.latch import Nudge
 from pxrs.runtime.report import Report, silent
 from pxrs.runtime.sink import Sink
 from pxrs.runtime.tally import Tally
@@ -105,7 +104,7 @@ class Worker:
         self._paused = paused
         self._halt = False
         self._begun = False
-        self._bell = Nudge()
+        self._bell = job.log.nudge()
         self._commit_at = 0
         self._told: int | None = checkpoint
         self._tell_at = 0.0

@@ -5,6 +5,7 @@ Runs on executors. Imports the reading of pieces and pyarrow: no registry, no dr
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ class TaskReader:
 
     def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
         """The messages of these slices, or what the user's function makes of them."""
+        _spare_the_imported()
         function = None if self.function is None else pickle.loads(self.function)
         if function is not None and not slices:  # only to see whether it can run here at all
             list(results(function(pa.RecordBatch.from_pylist([], schema=schema_of(self.reading.columns)))))
@@ -58,6 +60,13 @@ class TaskReader:
 
     def _stored(self, part: Slice) -> Iterator[pa.RecordBatch]:
         return read_range(part.pieces, part.start, part.end, self.reading.columns)
+
+
+def _spare_the_imported() -> None:
+    """Once in each worker. Spark's workers collect garbage after every task, over everything that was ever imported:
+    10 ms and more in which nothing is found."""
+    if not gc.get_freeze_count():
+        gc.freeze()
 
 
 def read_tasks(

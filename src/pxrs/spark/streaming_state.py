@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
 import re
+import threading
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -17,6 +21,7 @@ WARNING = (
     "member: results will be wrong after a rebalance. Run stateful queries without pxrs.group.id, or aggregate each "
     "batch into a fenced sink"
 )
+_LAST_WORDS_MS = 2_000
 _STATEFUL = re.compile(r"~(Aggregate|Deduplicate\w*|FlatMapGroups\w*WithState|TransformWithState\w*) ")
 """How operators that keep state stand in the plan of a stream; "~" marks what is streaming."""
 
@@ -33,7 +38,24 @@ def warn(group: str, operator: str) -> None:
 
 def watch_for_state(spark: SparkSession) -> None:
     """Warn of each query of this session that keeps state and takes part in a group, whatever its sink is."""
-    spark.streams.addListener(_Listener())
+    listener = _Listener()
+    spark.streams.addListener(listener)
+    atexit.register(_stop_listening, os.getpid(), spark, listener)
+
+
+def _stop_listening(process: int, spark: SparkSession, listener: StreamingQueryListener) -> None:
+    """Before a program ends that has not stopped its session: the JVM would complain that nobody hears it any more."""
+    if os.getpid() != process:  # a forked child: the connection to the JVM is its parent's
+        return
+    words = threading.Thread(target=_last_words, args=(spark, listener), daemon=True)
+    words.start()
+    words.join(2 * _LAST_WORDS_MS / 1000)  # a JVM that stands still must not hold the program
+
+
+def _last_words(spark: SparkSession, listener: StreamingQueryListener) -> None:
+    with suppress(Exception):  # it was stopped
+        spark.streams.removeListener(listener)
+        spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_LAST_WORDS_MS)  # what is being told is heard
 
 
 class _Listener(StreamingQueryListener):

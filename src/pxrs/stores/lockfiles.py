@@ -12,7 +12,6 @@ One directory serves one queue.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import weakref
@@ -32,6 +31,7 @@ from pxrs.stores.lockfiles_names import file_of
 from pxrs.stores.lockfiles_place import Held, Place
 from pxrs.stores.lockfiles_rows import Stored
 from pxrs.stores.lockfiles_url import address_of, directory_for
+from pxrs.stores.marks import mark_of
 
 ROWS_AT_ONCE, LET_IN_SECONDS = 256, 0.02
 """A long list is written in parts: others would take a mutex that is held for seconds for one that hangs."""
@@ -151,9 +151,7 @@ class LockFileStore(Store):
     def _mark(self, prefix: str) -> int:
         """A number that stands for everything under the prefix, and for the deaths that were told."""
         died = self._died
-        versions = [f"{row.version} {row.key}" for row in self.scan(prefix)]
-        digest = hashlib.blake2b("\n".join([str(died), *versions]).encode(), digest_size=8).digest()
-        return (int.from_bytes(digest) >> 1) or 1
+        return mark_of(((row.key, row.version) for row in self.scan(prefix)), died)
 
     def _mourn(self) -> None:
         self._died += 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from pxrs.errors import PxrsError
 from pxrs.model import MemberRow
 from pxrs.rules.rows import decode_member
@@ -12,6 +10,7 @@ from pxrs.stores.lockfiles_journal import Change
 from pxrs.stores.lockfiles_life import Life, my_life
 from pxrs.stores.lockfiles_place import Place
 from pxrs.stores.lockfiles_rows import Stored
+from pxrs.stores.marks import new_version
 
 
 class Batch:
@@ -33,7 +32,7 @@ class Batch:
         if swap.value is None:
             self._now[swap.key] = None
         else:
-            version = secrets.randbits(62) + 1  # never used again, not even if everything is wiped or restored
+            version = new_version()
             self._now[swap.key] = Stored(version, bytes(swap.value), _life_for(swap, stored))
         self._changed[swap.key] = None
         return done(version)

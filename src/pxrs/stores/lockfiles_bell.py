@@ -27,7 +27,10 @@ class LastingBell:
             return self._bell
 
     def ring(self) -> None:
-        self._bell.ring()
+        bell = self._bell
+        bell.ring()
+        if bell is not self._bell:  # it was taken down meanwhile, perhaps before it could be heard
+            self._bell.ring()
 
     def close(self) -> None:
         with self._lock:
@@ -41,8 +44,9 @@ class LastingBell:
         self._close_file()
 
     def _hang_up(self) -> None:
-        self._take_down()
-        self._bell = Bell(self._directory)
+        before, self._bell = self._bell, Bell(self._directory)
+        before.close()
+        self._close_file()
         self._bell.listen()
         try:
             self._file = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -20,8 +20,9 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 from pxrs.clients.address import parse
-from pxrs.clients.nats import Client, NotDoneInTime
+from pxrs.clients.nats import Client, NotDoneInTime, patiently
 from pxrs.clients.nats_address import PORT, address_of
+from pxrs.clock import SystemClock
 from pxrs.errors import BadUrl, Closed, Refused, Unavailable
 from pxrs.settings import Settings
 from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap, unknown
@@ -36,6 +37,8 @@ _OPEN_SECONDS = 10.0
 _SLACK_SECONDS = 5.0
 _STOP_SECONDS = 2.0
 _AGAIN_SECONDS = 0.02
+_LEAST_SECONDS = 0.1
+_CLOCK = SystemClock()
 _ROWS_IN_TIME, _SCANNED_ROWS = 1_000, 3_000
 
 
@@ -92,7 +95,7 @@ class NatsStore(Store):
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         seconds = self._time_for(len(swaps))
         try:
-            return self._run(lambda: self._swapper.each(swaps, seconds), seconds)
+            return self._change(lambda left: self._swapper.each(swaps, left), seconds)
         except NotDoneInTime as error:
             return [unknown(str(error))] * len(swaps)
 
@@ -101,7 +104,7 @@ class NatsStore(Store):
             raise Refused(f"{self._bucket}: {len(swaps):,} rows in one swap; NATS takes {self.max_atomic:,}")
         seconds = self._time_for(len(swaps))
         try:
-            return self._run(lambda: self._swapper.all(swaps, seconds), seconds)
+            return self._change(lambda left: self._swapper.all(swaps, left), seconds)
         except NotDoneInTime as error:
             return unknown(str(error))
 
@@ -129,7 +132,7 @@ class NatsStore(Store):
     def _ask(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         """Something that changes nothing: it is asked again until the time is up, as after a broken connection."""
 
-        async def patiently() -> T:
+        async def until_answered() -> T:
             error = Unavailable(f"{self._bucket} did not answer within {seconds:g} s")
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -141,7 +144,14 @@ class NatsStore(Store):
                         await asyncio.sleep(_AGAIN_SECONDS)
             raise error
 
-        return self._run(patiently, seconds)
+        return self._run(until_answered, seconds)
+
+    def _change(self, work: Callable[[float], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Unavailable means that it was not done. Not every node knows at once who leads a new stream."""
+        ends = _CLOCK.monotonic() + seconds
+        return self._run(
+            lambda: patiently(lambda: work(max(_LEAST_SECONDS, ends - _CLOCK.monotonic())), seconds), seconds
+        )
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         if self._closed:

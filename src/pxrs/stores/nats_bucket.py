@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
-from pxrs.clients.nats import ApiError, Client, Send, checked, nobody_answers, status_of
+from pxrs.clients.nats import ApiError, Client, Send, checked, nobody_answers, patiently, status_of
 from pxrs.errors import Mismatch, NewerFormat, PxrsError, Refused, Unavailable, WentBack
 from pxrs.stores.base import Row
 from pxrs.stores.nats_keys import Subjects
@@ -32,6 +32,7 @@ _FEW = 16
 _CHUNK = 256
 _ALL = 10_000_000
 _BEHIND_SECONDS = 0.005
+_ASK_SECONDS = 3.0
 
 
 class Stored(NamedTuple):
@@ -65,7 +66,13 @@ class Bucket:
     # --- the stream itself
 
     async def prepare(self, replicas: int | None, seconds: float) -> None:
-        """Find it, or make it. Refused if it is not one of ours, or not any more as it must be."""
+        """Find it, or make it. Refused if it is not one of ours, or not any more as it must be.
+
+        Each question may be asked again: a cluster that chooses a leader just then may never answer it.
+        """
+        await patiently(lambda: self._prepare(replicas, min(seconds, _ASK_SECONDS)), seconds)
+
+    async def _prepare(self, replicas: int | None, seconds: float) -> None:
         info = await self._info(seconds)
         if info is None:
             await self._create(replicas or 1, seconds)

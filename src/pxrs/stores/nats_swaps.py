@@ -97,18 +97,20 @@ class Swapper:
     async def each(self, swaps: Sequence[Swap], seconds: float) -> list[Outcome]:
         tries = self._tries(swaps)
         deadline = _CLOCK.monotonic() + seconds
+        sent: list[_Try] = []
         lost: list[_Try] = []
-        for number, wave in enumerate(_waves(tries)):
+        for wave in _waves(tries):
             try:
                 lost = await self._wave(wave, deadline)
             except Unavailable:
-                if not number:
+                if not sent:
                     raise
                 break
-            if lost:
+            sent += wave
+            if lost or any(one.unheard for one in wave):
                 break  # the last of them must not be seen before the others
         await self._recognise(lost, seconds / 2)
-        if tries and all(one.unheard for one in tries):
+        if sent and all(one.unheard for one in sent):
             await self._bucket.refuse_if_gone(seconds)
             raise nobody_answers(self._bucket.client.address)
         return [one.outcome for one in tries]

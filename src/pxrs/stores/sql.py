@@ -24,9 +24,11 @@ from sqlalchemy import Connection, Engine
 
 from pxrs.clients.address import Address, parse
 from pxrs.clients.sql import Connections, Deadline, Driver, Sort, Trouble, as_error, driver_for
+from pxrs.clock import SystemClock
 from pxrs.errors import Damaged, PxrsError, Refused, Unavailable, WentBack
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Guarantee, Outcome, Row, Store, Swap, done, unknown
+from pxrs.stores.sql_looks import LOOK_MS, Looks
 from pxrs.stores.sql_statements import Statements, Wish, statements_for
 from pxrs.stores.sql_swaps import (
     Change,
@@ -36,13 +38,13 @@ from pxrs.stores.sql_swaps import (
     encoded,
     highest,
     key_range,
+    outcome_of,
     requests,
     wishes_of,
 )
 from pxrs.stores.sql_tables import Tables
 
 OPTIONS = ("table", "look_ms")
-LOOK_MS = 100
 _TIMES_TO_PREPARE = 4
 _BACK_OFF_SECONDS = (0.001, 0.02)
 _PASSES = (Sort.AGAIN, Sort.LOST)
@@ -79,7 +81,8 @@ class SqlStore(Store):
         self.address = address
         self._driver = driver = driver_for(address.scheme)
         self._tables = Tables(address.options.get("table", "pxrs"), driver)
-        self._look_seconds = address.number("look_ms", LOOK_MS) / 1000
+        look_ms = address.number("look_ms", LOOK_MS) if "look_ms" in address.options else None
+        self._looks = Looks(look_ms, settings.beat_ms, SystemClock().monotonic)
         self._statements = statements_for(self._tables.rows, driver)
         self._connections = Connections(driver, address, address.timeout(settings), self._greet)
         self._ready = False
@@ -129,6 +132,8 @@ class SqlStore(Store):
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         wishes = wishes_of(swaps, self._driver.least_key)
+        if len(wishes) == 1 and not wishes[0].is_of_nothing:
+            return [self._alone(wishes[0])]
         outcomes: list[Outcome] = []
         for part in requests(wishes):
             try:
@@ -160,11 +165,27 @@ class SqlStore(Store):
             text = self._asking(lambda cursor: self._statements.look(cursor, low, high))
             mark = xxhash.xxh3_64_intdigest(text.encode()) >> 1 or 1
             left = deadline.left
-            if mark != after or left <= 0 or self._connections.pause(min(self._look_seconds, left)):
+            pause = min(self._looks.pause(prefix, mark), left)
+            if mark != after or left <= 0 or self._connections.pause(pause):
                 return mark
 
     def close(self) -> None:
         self._connections.close()
+
+    def _alone(self, wish: Wish) -> Outcome:
+        """By one statement that commits itself: without an answer it may always have been done."""
+        deadline = self._connections.deadline()
+        while True:
+            try:
+                return outcome_of(wish, self._connections.run(self._commit_alone, deadline, wish))
+            except Trouble as trouble:
+                if trouble.sort is Sort.LOST:
+                    mine = self._versions_that_stand([wish], deadline)
+                    return outcome_of(wish, True) if mine else unknown(f"{self.address}: {trouble}")
+                self._back_off(trouble, deadline)
+
+    def _commit_alone(self, cursor: Any, wish: Wish) -> bool:
+        return self._statements.swap(cursor, wish)
 
     def _each(self, wishes: list[Wish]) -> list[Outcome]:
         deadline = self._connections.deadline()

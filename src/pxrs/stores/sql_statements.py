@@ -7,6 +7,7 @@ was done. Nothing is locked from one request to the next, except by a transactio
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Dialect, Table, and_, bindparam, delete, func, insert, select, update
@@ -43,11 +44,11 @@ class Statement:
     def __init__(self, clause: ClauseElement, dialect: Dialect) -> None:
         compiled: Any = clause.compile(dialect=dialect)
         self.text = str(compiled)
-        self._order: list[str] | None = compiled.positiontup if compiled.positional else None
+        self._in_order = itemgetter(*compiled.positiontup) if compiled.positional else None
 
     def values(self, **named: Any) -> Any:
         """What a cursor wants beside the text: by name, or in the order of the text."""
-        return named if self._order is None else tuple([named[name] for name in self._order])
+        return named if self._in_order is None else self._in_order(named)
 
 
 class Statements:

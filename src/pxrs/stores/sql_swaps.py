@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from pxrs.errors import Refused
 from pxrs.stores.base import ABSENT, CONFLICT, Outcome, Row, Swap, done
+from pxrs.stores.marks import new_version
 from pxrs.stores.sql_statements import Found, Statements, Wish
 from pxrs.stores.sql_tables import LONGEST_KEY
 
@@ -143,16 +143,7 @@ def highest(wishes: Sequence[Wish]) -> Outcome:
 
 
 def wishes_of(swaps: Sequence[Swap], least_key: bytes) -> list[Wish]:
-    noise = os.urandom(8 * len(swaps))
-    return [
-        Wish(encoded(swap.key, least_key), swap.expect, _version(noise[8 * at : 8 * at + 8]), swap.value)
-        for at, swap in enumerate(swaps)
-    ]
-
-
-def _version(noise: bytes) -> int:
-    """Random, positive, and of 62 bits: every database and every language has room for it."""
-    return int.from_bytes(noise) >> 2 or 1
+    return [Wish(encoded(key, least_key), expect, new_version(), value) for key, expect, value, _ in swaps]
 
 
 def encoded(key: str, least_key: bytes = b"") -> bytes:

@@ -1,8 +1,11 @@
 """The registry in one SQLite file, shared by the processes of one machine: ``sqlite:PATH``.
 
-Write-ahead log, ``synchronous = FULL`` (an answered write survives a power cut) and ``BEGIN IMMEDIATE`` for every
-write, so that no transaction ever upgrades from reading to writing. A write that fails before COMMIT was rolled back
-and raises Unavailable; one whose COMMIT raised is UNKNOWN, since its frames may stand in the log.
+Write-ahead log and ``synchronous = FULL``: an answered write survives a power cut. A swap alone is one statement that
+commits itself: if it finds the file locked nothing has happened; any other error is UNKNOWN, since its frames may stand
+in the log. Several swaps are one transaction, from ``BEGIN IMMEDIATE`` on, so that none ever upgrades from reading to
+writing: what fails before COMMIT was rolled back and raises Unavailable, and if COMMIT raises they are UNKNOWN.
+Versions are random: no counter has to be read and written, and none is used twice, also if the file was restored from
+a copy.
 
 Beside PATH stand SQLite's own ``PATH-wal`` and ``PATH-shm``, and ``PATH-bell``, which a writer rings after its commit
 to wake the waiters of other processes. (The log file changes *before* a commit is visible: whoever is woken by that
@@ -19,36 +22,30 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from pxrs.clients.bell import Bell
-from pxrs.clients.sqlite import Connections, patiently, speaking_of
+from pxrs.clients.sqlite import Connections, is_busy, patiently
 from pxrs.clock import SystemClock
 from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, NotFound, Refused, Unavailable
 from pxrs.plugins import split_url
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
+from pxrs.stores.marks import mark_of, new_version
 
 SCHEMA = 1
-REMEMBERED_CHANGES = 10_000
-"""Deletions are remembered for this many changes; a wait with an older mark ends at once."""
 KEYS_PER_SELECT = 500
 LOOK_EVERY_SECONDS = 0.005
 """A waiter looks at most this often, however often it is woken."""
 
+# Earlier versions have kept a counter, its index and deleted keys as well. They stay in their files, and mean nothing.
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS rows("
     "key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL) WITHOUT ROWID",
-    "CREATE INDEX IF NOT EXISTS rows_by_version ON rows(version)",
-    "CREATE TABLE IF NOT EXISTS deleted(version INTEGER PRIMARY KEY, key TEXT NOT NULL)",
-    # The revision starts at 1: the mark of an empty store must differ from 0, or a wait on it would never block.
-    f"INSERT OR IGNORE INTO meta VALUES ('schema', {SCHEMA}), ('revision', 1)",
+    f"INSERT OR IGNORE INTO meta VALUES ('schema', {SCHEMA})",
 )
-_REVISION = "SELECT value FROM meta WHERE name = 'revision'"
-_CHANGED = (
-    # Without the hint SQLite would walk the whole prefix instead of the few newest rows.
-    "SELECT EXISTS(SELECT 1 FROM rows INDEXED BY rows_by_version"
-    " WHERE version > :mark AND key >= :low AND key < :high)"
-    " OR EXISTS(SELECT 1 FROM deleted WHERE version > :mark AND key >= :low AND key < :high)"
-)
+_INSERT = "INSERT INTO rows(key, value, version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_UPDATE = "UPDATE rows SET value = ?, version = ? WHERE key = ? AND version = ?"
+_DELETE = "DELETE FROM rows WHERE key = ? AND version = ?"
+_VERSIONS = "SELECT key, version FROM rows WHERE key >= ? AND key < ? ORDER BY key"
 _BEYOND_ALL_KEYS = b""  # SQLite sorts every BLOB, also the empty one, after every TEXT
 
 
@@ -70,7 +67,7 @@ class SqliteStore(Store):
         self._bell = Bell(path + "-bell")
         self._connections = Connections(path, after_fork=self._bell.after_fork)
         # Threads of one process queue here instead of retrying against each other in SQLite. It is only held
-        # inside of a connection's use, so it is free whenever a fork happens.
+        # inside of a connection's call, so it is free whenever a fork happens.
         self._writing = threading.Lock()
         self._clock = SystemClock()
 
@@ -79,8 +76,7 @@ class SqliteStore(Store):
         path = _path_of(url)
         store = cls(path)
         try:
-            with speaking_of(path), store._connections.use(create=True) as connection:
-                _prepare(connection, path)
+            store._connections.call(lambda connection: _prepare(connection, path), create=True)
         except BaseException:
             store.close()
             raise
@@ -100,6 +96,8 @@ class SqliteStore(Store):
         return [Row(*row) for row in self._query(select, _range(prefix))]
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+        if len(swaps) == 1 and not _is_of_nothing(swaps[0]):
+            return [self._connections.call(lambda connection: self._swap_alone(connection, swaps[0]))]
         return self._write(lambda change: [change.swap(swap) for swap in swaps])
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
@@ -109,42 +107,49 @@ class SqliteStore(Store):
         deadline = self._clock.monotonic() + timeout
         self._bell.listen()
         heard = self._bell.heard  # before each look: a ring during it ends the wait that follows
-        changed, mark = self._look(prefix, after)
-        looked = self._clock.monotonic()
-        while not changed and self._bell.wait(heard, deadline - self._clock.monotonic()):
+        mark, looked = self._mark(prefix), self._clock.monotonic()
+        while mark == after and self._bell.wait(heard, deadline - looked):
             self._bell.pause(looked + LOOK_EVERY_SECONDS - self._clock.monotonic())
             heard = self._bell.heard
             with suppress(Closed):  # closed while waiting: the wait ends, with the mark it has
-                changed, mark = self._look(prefix, mark)
+                mark = self._mark(prefix)
             looked = self._clock.monotonic()
         return mark
 
+    def _mark(self, prefix: str) -> int:
+        return mark_of(self._query(_VERSIONS, _range(prefix)))
+
     def close(self) -> None:
+        self._connections.close()  # first: a commit that is under way still rings
         self._bell.close()
-        self._connections.close()
 
     def _query(self, select: str, values: Sequence[str | bytes] | Mapping[str, Any] = ()) -> list[Any]:
-        with speaking_of(self.path), self._connections.use() as connection:
-            return patiently(lambda: connection.execute(select, values).fetchall())
+        return self._connections.call(lambda found: patiently(lambda: found.execute(select, values).fetchall()))
 
-    def _look(self, prefix: str, mark: int) -> tuple[bool, int]:
-        """Whether something under the prefix changed since the mark, and the present mark."""
-        [(revision,)] = self._query(_REVISION)
-        if mark == revision:
-            return False, revision
-        if not revision - REMEMBERED_CHANGES < mark < revision or mark == 0:
-            return True, revision
-        low, high = _range(prefix)
-        [(changed,)] = self._query(_CHANGED, {"mark": mark, "low": low, "high": high})
-        return bool(changed), revision
+    def _swap_alone(self, connection: sqlite3.Connection, swap: Swap) -> Outcome:
+        statement, values, version = _phrase(swap)
+        try:
+            with self._writing:
+                if not patiently(_commit_alone, connection, statement, values):
+                    return CONFLICT
+            outcome = done(version)
+        except sqlite3.Error as error:
+            if is_busy(error):
+                raise  # the lock comes first: without it nothing was written
+            outcome = unknown(f"{self.path}: {error}")
+        self._bell.ring()
+        return outcome
 
     def _write(self, work: Callable[[_Change], list[Outcome]]) -> list[Outcome]:
-        with speaking_of(self.path), self._connections.use() as connection, self._writing:
-            patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
-            change = _Change(connection)
+        return self._connections.call(lambda connection: self._transact(connection, work))
+
+    def _transact(self, connection: sqlite3.Connection, work: Callable[[_Change], list[Outcome]]) -> list[Outcome]:
+        with self._writing:
+            patiently(connection.execute, "BEGIN IMMEDIATE")
+            change = _Change(connection.execute)
             outcomes = work(change)
-            if not change.finish():
-                return outcomes  # nothing to commit: leaving the block rolls the transaction back
+            if change.is_void:
+                return outcomes  # the transaction is rolled back
             try:
                 _commit(connection)
             except sqlite3.Error as error:
@@ -154,28 +159,21 @@ class SqliteStore(Store):
 
 
 class _Change:
-    """The swaps of one open transaction. Versions come from one counter, so none is used twice."""
+    """The swaps of one open transaction."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._execute = connection.execute
-        [(self._before,)] = self._execute(_REVISION)
-        self._revision: int = self._before
-        self._deletes = False
-        self._refused = False
+    def __init__(self, execute: Callable[..., sqlite3.Cursor]) -> None:
+        self._execute = execute
+        self.is_void = True
+        """Whether there is nothing to commit."""
 
     def swap(self, swap: Swap) -> Outcome:
-        version = self._revision + 1
-        if swap.value is None:
-            return self._delete(swap, version)
-        if swap.expect == ABSENT:
-            insert = "INSERT INTO rows(key, value, version) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
-            cursor = self._execute(insert, (swap.key, swap.value, version))
-        else:
-            update = "UPDATE rows SET value = ?, version = ? WHERE key = ? AND version = ?"
-            cursor = self._execute(update, (swap.value, version, swap.key, swap.expect))
-        if not cursor.rowcount:
+        if _is_of_nothing(swap):
+            present = self._execute("SELECT 1 FROM rows WHERE key = ?", (swap.key,)).fetchone()
+            return CONFLICT if present else done(ABSENT)
+        statement, values, version = _phrase(swap)
+        if not self._execute(statement, values).rowcount:
             return CONFLICT
-        self._revision = version
+        self.is_void = False
         return done(version)
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
@@ -183,34 +181,35 @@ class _Change:
         for swap in swaps:
             outcome = self.swap(swap)
             if outcome.verdict is not Verdict.DONE:
-                self._refused = True
+                self.is_void = True
                 return outcome
             highest = max(highest, outcome.version)
         return done(highest)
 
-    def finish(self) -> bool:
-        """Write the counter down. False if there is nothing to commit."""
-        if self._refused or self._revision == self._before:
-            return False
-        self._execute("UPDATE meta SET value = ? WHERE name = 'revision'", (self._revision,))
-        if self._deletes:
-            self._execute("DELETE FROM deleted WHERE version <= ?", (self._revision - REMEMBERED_CHANGES,))
-        return True
 
-    def _delete(self, swap: Swap, version: int) -> Outcome:
-        if swap.expect == ABSENT:
-            present = self._execute("SELECT 1 FROM rows WHERE key = ?", (swap.key,)).fetchone()
-            return CONFLICT if present else done(ABSENT)
-        delete = "DELETE FROM rows WHERE key = ? AND version = ?"
-        if not self._execute(delete, (swap.key, swap.expect)).rowcount:
-            return CONFLICT
-        self._execute("INSERT INTO deleted(version, key) VALUES (?, ?)", (version, swap.key))
-        self._revision, self._deletes = version, True
-        return done(ABSENT)
+def _is_of_nothing(swap: Swap) -> bool:
+    """To delete what is absent: done if it is, and nothing is written."""
+    return swap.expect == ABSENT and swap.value is None
+
+
+def _phrase(swap: Swap) -> tuple[str, tuple[str | bytes | int, ...], int]:
+    """The statement that does it, its values, and the version that the row then has."""
+    key, expect, value, _ = swap
+    if value is None:
+        return _DELETE, (key, expect), ABSENT
+    version = new_version()
+    if expect == ABSENT:
+        return _INSERT, (key, value, version), version
+    return _UPDATE, (value, version, key, expect), version
+
+
+def _commit_alone(connection: sqlite3.Connection, statement: str, values: Sequence[str | bytes | int]) -> int:
+    """How many rows it has changed: a statement outside of a transaction is one by itself."""
+    return connection.execute(statement, values).rowcount
 
 
 def _commit(connection: sqlite3.Connection) -> None:
-    patiently(lambda: connection.execute("COMMIT"))
+    patiently(connection.execute, "COMMIT")
 
 
 def _doubt(outcome: Outcome, reason: str) -> Outcome:
@@ -237,7 +236,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         [(mode,)] = patiently(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchall())
     if mode != "wal":
         raise Unavailable(f"{path}: no write-ahead log possible on this file system (journal mode {mode!r})")
-    patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+    patiently(connection.execute, "BEGIN IMMEDIATE")
     _check_schema(connection, path)
     for statement in _TABLES:
         connection.execute(statement)

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pxrs.errors import Fenced
@@ -89,7 +89,7 @@ def _matches_if_the_checkpoint_grows(self: MemoryStore, row: Row | None, swap: S
 
 
 def _frees_under_the_old_epoch(row: Partition, owner: Owner | None, cause: Cause, at: float) -> Partition:
-    return with_history(replace(row, owner=owner, epoch=row.epoch + (owner is not None), cause=cause), at)
+    return with_history(row._replace(owner=owner, epoch=row.epoch + (owner is not None), cause=cause), at)
 
 
 def _advance_by_name_alone(
@@ -97,12 +97,12 @@ def _advance_by_name_alone(
 ) -> Partition:
     if row.owner is None or row.owner.id != grant.owner.id:
         raise Fenced("not the owner")
-    return replace(row, checkpoint=max(position, row.position))
+    return row._replace(checkpoint=max(position, row.position))
 
 
 def _release_without_flush(row: Partition, grant: Grant, position: int | None, at: float) -> Partition:
     ownership.require_mine(row, grant)
-    return with_history(replace(row, owner=None, epoch=row.epoch + 1, cause=Cause.RELEASE), at)
+    return with_history(row._replace(owner=None, epoch=row.epoch + 1, cause=Cause.RELEASE), at)
 
 
 def _may_claim_anything(row: Partition, me: Owner) -> bool:
@@ -139,7 +139,7 @@ def _starts_at_the_checkpoint_read_before(
 ) -> None:
     def start(number: int, held: Held[Partition], at: float) -> None:
         read, swapped = rows[number].row, held.row
-        _sound_start(self, number, Held(replace(swapped, checkpoint=read.checkpoint), held.version), at)
+        _sound_start(self, number, Held(swapped._replace(checkpoint=read.checkpoint), held.version), at)
 
     self._start = start  # type: ignore[method-assign,assignment]
     _sound_claim(self, numbers, rows, now)
@@ -161,7 +161,7 @@ def _never_checks_the_life(row: MemberRow, me: Owner) -> None:
 
 def _claim_under_the_old_epoch(row: Partition, me: Owner, at: float) -> Partition:
     ownership.check_position(row.number, row.position)
-    return with_history(replace(row, owner=me, epoch=max(1, row.epoch), cause=Cause.CLAIM), at)
+    return with_history(row._replace(owner=me, epoch=max(1, row.epoch), cause=Cause.CLAIM), at)
 
 
 def _releases_while_handlers_run(
@@ -181,12 +181,12 @@ def _commits_what_it_has_only_taken(
 
 
 def _seek_under_the_old_epoch(row: Partition, position: int, end: int | None, at: float) -> Partition:
-    return replace(row, checkpoint=position, cause=Cause.SEEK)
+    return row._replace(checkpoint=position, cause=Cause.SEEK)
 
 
 def _force_writes_the_checkpoint_back(row: Partition, owner: Owner, at: float) -> Partition:
     back = max(0, row.position - 1)
-    return with_history(replace(row, owner=None, epoch=row.epoch + 1, checkpoint=back, cause=Cause.FORCED), at)
+    return with_history(row._replace(owner=None, epoch=row.epoch + 1, checkpoint=back, cause=Cause.FORCED), at)
 
 
 BUGS = (

@@ -77,7 +77,7 @@ def _advances_whoever_asks(
 ) -> Partition:
     """Under the epoch that stands in the row, looked up when the commit is made."""
     ownership.check_position(grant.partition, position, end)
-    return replace(row, checkpoint=max(position, row.position), note=row.note if note is None else note)
+    return row._replace(checkpoint=max(position, row.position), note=row.note if note is None else note)
 
 
 def _publishes_first(
@@ -117,7 +117,7 @@ def _clears_what_is_not_its_own(
 
 
 def _claims_with_an_empty_note(row: Partition, me: Owner, at: float) -> Partition:
-    return replace(_sound_claim(row, me, at), note="")
+    return _sound_claim(row, me, at)._replace(note="")
 
 
 def _is_wanted_wherever_it_starts(self: Shares, part: Range) -> bool:

@@ -21,7 +21,7 @@ from pxrs.clock import SystemClock
 
 _CLOCK = SystemClock()
 PORTS = (15_000, 32_000)
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
 
@@ -197,8 +197,9 @@ class ServerProcess(Started):
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, number)
+        pid = self.pid  # once: it may end between two questions
+        if pid is not None:
+            os.kill(pid, number)
 
     def _end(self, number: signal.Signals) -> None:
         process = self._process

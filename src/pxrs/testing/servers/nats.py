@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -97,10 +97,13 @@ class NatsCluster(ServerCluster[NatsServer]):
         return self
 
     def _all_known(self) -> bool:
-        """Whether the leader counts every node: until then a stream with replicas finds no place."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.nodes[0].monitor}/jsz", timeout=2) as answer:
-            meta = json.load(answer).get("meta_cluster", {})
-        return bool(meta.get("leader")) and meta.get("cluster_size") == len(self.nodes)
+        """Whether the leader has every other node with it: until then a stream with replicas finds no place."""
+        for node in self.nodes:
+            seen = _cluster_as_seen_by(node)
+            if seen.get("leader") == node.name:
+                others = [one for one in seen.get("replicas", []) if one["current"] and not one.get("offline")]
+                return len(others) == len(self.nodes) - 1
+        return False
 
     def leader_of(self, stream: str) -> NatsServer:
         """The node that leads a stream now."""
@@ -112,6 +115,15 @@ class NatsCluster(ServerCluster[NatsServer]):
 
         wait_until(known, f"stream {stream} has a leader")
         return found[0]
+
+
+def _cluster_as_seen_by(node: NatsServer) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{node.monitor}/jsz", timeout=2) as answer:
+            found: dict[str, Any] = json.load(answer).get("meta_cluster", {})
+    except OSError:
+        return {}
+    return found
 
 
 def _leader(node: NatsServer, stream: str) -> str | None:

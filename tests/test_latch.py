@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from pxrs.runtime.latch import Latch, Nudge
+from pxrs.latch import Latch, Nudge
 
 
 def test_nobody_passes_before_it_is_set_and_all_do_after() -> None:
