@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ class Streams:
         self._place = place
         self._messages = messages
         self._numbers = count()
+        self._running: dict[tuple[str, str | None], list[float]] = {}
         self._schema = spark.read.parquet(str(place / "parquet")).schema
 
     def run(self, result: Result) -> None:
@@ -43,6 +45,15 @@ class Streams:
         pair, peer = (partial(self.to_nowhere, reader, PAIR) for reader in (self.ours, self.parquet))
         both = {"readStream.parquet": peer, "readStream.parquet, all columns": parquet}
         race(result, f"{TITLE}, key and value", self._messages, pair, both)
+        for columns, words in ((None, ""), (PAIR, ", key and value")):
+            self._while_running(result, f"{TITLE}{words}, without the start of the query", columns)
+
+    def _while_running(self, result: Result, title: str, columns: str | None) -> None:
+        """By the same runs. A query starts once, and ours starts a process for its source; then it runs for days."""
+        ours, peer = (statistics.median(self._running[name, columns]) for name in ("ours", "parquet"))
+        result.figures[f"{title}, M messages/s"] = self._messages / ours / 1e6
+        result.peers[f"{title} / readStream.parquet, M messages/s"] = self._messages / peer / 1e6
+        result.ratios[f"{title} / readStream.parquet"] = peer / ours
 
     def _check(self) -> None:
         """All hold the same messages; by the way each way has run once, and nobody pays for a cold start."""
@@ -72,7 +83,8 @@ class Streams:
 
     def to_nowhere(self, reader: Callable[[str | None], DataFrame], columns: str | None = None) -> None:
         """All rows arrive in the JVM as Spark's own rows, and go nowhere."""
-        self._ended(reader(columns).writeStream.format("noop"))
+        running = self._ended(reader(columns).writeStream.format("noop"))
+        self._running.setdefault((reader.__name__, columns), []).append(running)
 
     def _sums(self, reader: Callable[[str | None], DataFrame]) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -83,10 +95,12 @@ class Streams:
         self._ended(reader(None).writeStream.foreachBatch(add))
         return found
 
-    def _ended(self, writer: Any) -> None:
+    def _ended(self, writer: Any) -> float:
+        """Run a query to its end; returns the seconds that its batches took, as Spark counts them."""
         checkpoint = str(self._place / f"stream-checkpoint-{next(self._numbers)}")
         query = writer.trigger(availableNow=True).option("checkpointLocation", checkpoint).start()
         query.awaitTermination()
         done = sum(progress.numInputRows for progress in query.recentProgress)
         if done != self._messages:
             raise RuntimeError(f"a query has processed {done} of {self._messages} messages")
+        return float(sum(progress.durationMs["triggerExecution"] for progress in query.recentProgress)) / 1000

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import io
 import pickle
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,7 @@ ALLOWED = {
     "pxrs", "pxrs.errors", "pxrs.latch", "pxrs.model", "pxrs.settings", "pxrs.logs", "pxrs.logs.base",
     "pxrs.logs.pieces", "pxrs.logs.layout", "pxrs.logs.records", "pxrs.logs.segment", "pxrs.spark",
     "pxrs.spark.columns", "pxrs.spark.plan", "pxrs.spark.reading", "pxrs.spark.source",
+    "pxrs.spark.wire",
 }  # fmt: skip
 HEAVY = {"typer", "yaml", "prometheus_client", "sqlite3", "rich", "pydantic", "sqlalchemy"}
 
@@ -110,3 +113,16 @@ def test_what_a_worker_has_imported_is_not_searched_for_garbage_after_every_task
 
     df = frame(spark, queue, {0: (0, 10)}, columns=["key"], map_arrow=spared, schema="objects long")
     assert df.collect()[0].objects > 10_000
+
+
+def test_a_worker_does_not_wait_before_it_acknowledges_its_task(spark: SparkSession, queue: pxrs.Queue) -> None:
+    def connections(batch: pa.RecordBatch) -> pa.RecordBatch:
+        found = []
+        for descriptor in range(3, 64):
+            with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as one:
+                found.append(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
+        return pa.RecordBatch.from_pydict({"hastened": found})
+
+    df = frame(spark, queue, {0: (0, 10)}, columns=["key"], map_arrow=connections, schema="hastened boolean")
+    found = [row.hastened for row in df.collect()]
+    assert found and all(found)

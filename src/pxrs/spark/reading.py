@@ -16,6 +16,7 @@ from pxrs.errors import HandlerFailed, Refused
 from pxrs.logs.pieces import read_range
 from pxrs.spark.columns import Shaper, schema_of
 from pxrs.spark.plan import Slice
+from pxrs.spark.wire import do_not_wait
 
 ENOUGH_ROWS = 16_384
 ENOUGH_BYTES = 2 << 20
@@ -46,6 +47,9 @@ class TaskReader:
         self.reading = reading
         self.function = function
 
+    def __reduce__(self) -> tuple[Callable[..., TaskReader], tuple[Reading, bytes | None]]:
+        return arrived, (self.reading, self.function)
+
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """All batches of one task. Spark hands in what was planned for it: slices in order; None if nothing was."""
         return self.batches(partition.value or ())
@@ -60,6 +64,12 @@ class TaskReader:
 
     def _stored(self, part: Slice) -> Iterator[pa.RecordBatch]:
         return read_range(part.pieces, part.start, part.end, self.reading.columns)
+
+
+def arrived(reading: Reading, function: bytes | None = None) -> TaskReader:
+    """A reader that has come to a worker, before the slices that it is to read have."""
+    do_not_wait()
+    return TaskReader(reading, function)
 
 
 def _spare_the_imported() -> None:
