@@ -165,6 +165,8 @@ def _growth(place: Path, quick: bool, result: Result) -> None:
             result.figures[f"append MB/s at {number} {what}"] = rates.append
             result.figures[f"read MB/s at {number} {what}"] = rates.read
             result.peers[f"raw write + sync, MB/s at {number} {what}"] = rates.raw
+    if not quick:
+        _larger_tables(place, result)
     small = log_growth.with_small_batches(_folder(place), 128)
     result.figures["read MB/s at 1 partition, batches as small as at 128"] = small
     result.ratios["read at 128 partitions / at 1 with batches as small (1 = flat)"] = by_count[128].read / small
@@ -179,6 +181,17 @@ def _growth(place: Path, quick: bool, result: Result) -> None:
         result.ratios[f"{verb} at {sizes[-1]} MB / at 1 MB (1 = flat)"] = ends[1] / ends[0]
         few, many = getattr(by_count[1], verb), getattr(by_count[128], verb)
         result.ratios[f"{verb} at 128 partitions / at 1 (1 = flat)"] = many / few
+
+
+def _larger_tables(place: Path, result: Result) -> None:
+    """Over more partitions a table becomes smaller batches, and each has its price. So also ten times the rows."""
+    rows = 10 * log_growth.PROBE_ROWS
+    found = log_growth.with_partitions(_folder(place), [1, 128], rows)
+    for verb in ("append", "read"):
+        few, many = (getattr(found[count], verb) for count in (1, 128))
+        name = f"{verb} at 128 partitions / at 1, tables of {rows / 1e6:g} M (1 = flat)"
+        result.figures[f"{verb} MB/s at 128 partitions, tables of {rows / 1e6:g} M"] = many
+        result.ratios[name] = many / few
 
 
 def picture(result: Result, path: Path) -> None:

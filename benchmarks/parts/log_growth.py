@@ -57,19 +57,19 @@ def _probe(queue: pxrs.Queue, directory: Path, held: int) -> Rates:
     return Rates(*map(statistics.median, (appends, reads, raws)))
 
 
-def with_partitions(place: Path, counts: list[int]) -> dict[int, Rates]:
-    """Rates of the same messages, spread over so many partitions."""
-    return {count: _spread(place, count) for count in counts}
+def with_partitions(place: Path, counts: list[int], rows: int = PROBE_ROWS) -> dict[int, Rates]:
+    """Rates of the same messages, sent as one table of so many rows and spread over so many partitions."""
+    return {count: _spread(place, count, rows) for count in counts}
 
 
-def _spread(place: Path, partitions: int) -> Rates:
-    chunk, appends, reads, raws = table(PROBE_ROWS), [], [], []
+def _spread(place: Path, partitions: int, rows: int) -> Rates:
+    chunk, appends, reads, raws = table(rows), [], [], []
     with new_queue(place, partitions) as queue:
         directory = next(path.parent for path in place.rglob("queue.json"))
-        fill(queue, PROBE_ROWS, chunk)  # the first use of a partition makes its first file
+        fill(queue, rows, chunk)  # the first use of a partition makes its first file
         for _ in range(ROUNDS):
             began, before = time.perf_counter(), stored_bytes(place)
-            fill(queue, PROBE_ROWS, chunk)
+            fill(queue, rows, chunk)
             took = time.perf_counter() - began
             stored = stored_bytes(place)
             appends.append((stored - before) / 1e6 / took)
