@@ -67,7 +67,7 @@ def test_b13_join_and_clean_leave_under_load_repeat_nothing(tmp_path: Path) -> N
 
 
 def test_kill_minus_nine_of_one_of_three(tmp_path: Path) -> None:
-    settings = {"lease_ms": 3_000, "poll_ms": 1_000, "commit_every": 10, "commit_interval_ms": 50}
+    settings = {"lease_ms": 8_000, "poll_ms": 1_000, "commit_every": 10, "commit_interval_ms": 50}
     with Town(tmp_path, partitions=12, **settings) as town:
         for name in "ABC":
             town.start(name, delay=0.002)

@@ -32,7 +32,7 @@ def ready(pxrs: Pxrs) -> Pxrs:
 
 @contextmanager
 def running_member(group: str, name: str) -> Iterator[library.Consumer]:
-    settings = library.Settings(lease_ms=1_000, poll_ms=100)
+    settings = library.Settings(lease_ms=10_000, beat_ms=300, poll_ms=100)
     with (
         library.open(QUEUE, create=False, settings=settings) as queue,
         queue.consumer(group, lambda _: None, name) as consumer,

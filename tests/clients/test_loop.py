@@ -41,7 +41,8 @@ async def _who() -> str:
     return threading.current_thread().name
 
 
-async def _never(cancelled: threading.Event) -> None:
+async def _never(begun: threading.Event, cancelled: threading.Event) -> None:
+    begun.set()
     try:
         await asyncio.Event().wait()
     finally:
@@ -100,16 +101,19 @@ def test_threads_do_not_hold_each_other_up(loop: LoopThread) -> None:
 
 @pytest.mark.parametrize("warm", [False, True], ids=["run there", "run here"])
 def test_what_takes_too_long_is_cancelled(loop: LoopThread, elsewhere: ThreadPoolExecutor, warm: bool) -> None:
-    cancelled = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
-    def ask() -> None:
+    def ask(seconds: float) -> None:
         for _ in range(1_000 if warm else 0):
             loop.submit(_who(), SECONDS)
-        loop.submit(_never(cancelled), 0.05)
+        loop.submit(_never(begun, cancelled), seconds)
 
-    with pytest.raises(TimeoutError):
-        elsewhere.submit(ask).result(SECONDS)
-    assert cancelled.wait(SECONDS)
+    for seconds in (0.05, 0.5, 5.0):  # if the loop's thread was held up for so long, it has not even begun
+        with pytest.raises(TimeoutError):
+            elsewhere.submit(ask, seconds).result(seconds + SECONDS)
+        if begun.is_set():
+            break
+    assert begun.is_set() and cancelled.wait(SECONDS)
     assert elsewhere.submit(loop.submit, _who(), SECONDS).result(SECONDS)
 
 

@@ -14,6 +14,7 @@ import pytest
 from pxrs.clients import inotify
 from pxrs.clients.polling import PollingWatcher
 from pxrs.errors import NotFound
+from pxrs.testing.servers.base import wait_until
 
 Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
 
@@ -105,7 +106,7 @@ def test_an_entry_that_is_replaced_is_still_heard(tmp_path: Path) -> None:
         assert heard_after(heard, (tmp_path / f"{number} again").mkdir)
         assert heard_after(heard, lambda: lock.write_bytes(b"and again")), "the new one beside the old is not heard"
     cancels.pop()()
-    assert not watcher._callbacks and not watcher._files
+    wait_until(lambda: not watcher._callbacks and not watcher._files, "it is forgotten")
     watcher.close()
 
 

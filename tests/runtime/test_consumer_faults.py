@@ -156,7 +156,7 @@ def test_a_consumer_that_nobody_holds_goes_on_as_long_as_its_queue() -> None:
 @pytest.mark.parametrize("jump", [3_600.0, -3_600.0])
 def test_b07_a_jumping_clock_takes_nothing_away_and_keeps_nothing_for_ever(jump: float) -> None:
     clock, handler = JumpingClock(), Recorder()
-    with Site(partitions=4, settings=HASTY.with_(lease_ms=2_000, beat_ms=100)) as site:
+    with Site(partitions=4, settings=HASTY.with_(lease_ms=8_000, beat_ms=100)) as site:
         site.member("A", handler, clock=clock)
         site.await_owners("A")
         site.member("B", handler)
@@ -254,7 +254,7 @@ def test_b10_the_plan_of_a_deposed_leader_is_refused() -> None:
 
 def test_b10_a_leader_that_was_stopped_while_it_planned_is_deposed() -> None:
     gate = Gate(lambda swap: swap.key.endswith("/group") and b'"C"' in (swap.value or b""))
-    with Site(partitions=4, settings=HASTY) as site:
+    with Site(partitions=4, settings=HASTY.with_(lease_ms=5_000, beat_ms=200)) as site:
         site.member("A", site.recorder(), prepare=lambda store: setattr(store, "before", gate))
         site.await_owners("A")
         site.member("B", site.recorder())
@@ -284,7 +284,7 @@ def test_b11_an_observer_judges_nobody_before_it_has_watched_a_whole_lease() -> 
 
 
 def test_b11_a_new_leader_leaves_the_living_alone() -> None:
-    with Site(partitions=6, settings=HASTY) as site:
+    with Site(partitions=6, settings=HASTY.with_(lease_ms=6_000, beat_ms=200)) as site:
         for name in "ABC":
             site.member(name, site.recorder())
             site.await_owners(*"ABC"[: "ABC".index(name) + 1])

@@ -77,7 +77,7 @@ def test_a_process_that_sends_seals_what_is_full(tmp_path: Path) -> None:
         shop.fill(5)
         eventually(lambda: shop.kinds() == ["parquet"] * 3 + ["arrow"] * 2, "all but the last two are sealed")
         assert len(shop.queue.read(0, 0, limit=100)) == 50
-    assert not keepers()
+    eventually(lambda: not keepers(), "the end of its thread")
 
 
 def test_a_process_that_consumes_does_it_too(tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_a_partition_that_no_longer_grows_is_hardly_looked_at(tmp_path: Path, mo
 def test_nothing_runs_where_nothing_is_wanted(tmp_path: Path) -> None:
     with Shop(tmp_path, seal="manual") as shop:
         shop.fill(4)
-        assert not keepers()
+        eventually(lambda: not keepers(), "the end of its thread")
         assert shop.queue.housekeep() == Round() and shop.kinds() == ["arrow"] * 4
     with pxrs.open("memory:orders") as queue, queue.producer():
-        assert not keepers()
+        eventually(lambda: not keepers(), "the end of its thread")
 
 
 # ---- retention ------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_one_thread_serves_all_users_of_a_queue_and_ends_with_it(tmp_path: Path)
     with Shop(tmp_path) as shop, shop.queue.producer(), shop.queue.producer():
         shop.queue.consumer("g", print)
         assert len(keepers()) == 1
-    assert not keepers()
+    eventually(lambda: not keepers(), "the end of its thread")
 
 
 def test_closing_does_not_wait_for_a_long_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class TestEtcdStore(StoreSuite):
     @pytest.fixture(autouse=True)
     def _place(self, etcd_server: EtcdServer) -> Iterator[None]:
         with Proxy("127.0.0.1", etcd_server.port) as self.proxy:
-            self.url = f"etcd://{self.proxy.address}/{new_place()}?timeout_ms=500"
+            self.url = f"etcd://{self.proxy.address}/{new_place()}?timeout_ms=2000"
             yield
 
     def make_store(self, tmp_path: Path) -> Store:
@@ -57,7 +57,7 @@ def proxy(etcd_server: EtcdServer) -> Iterator[Proxy]:
 @pytest.fixture
 def behind(proxy: Proxy) -> Iterator[EtcdStore]:
     """A store behind the proxy."""
-    store = opened(f"etcd://{proxy.address}/{new_place()}?timeout_ms=500")
+    store = opened(f"etcd://{proxy.address}/{new_place()}?timeout_ms=2000")
     yield store
     store.close()
 
@@ -132,12 +132,12 @@ def test_a_row_with_a_time_to_live_vanishes_and_not_early(store: EtcdStore) -> N
 
 def test_a_row_that_is_written_again_and_again_stays(store: EtcdStore) -> None:
     # The one that is not written again shows that enough time has passed. Both leases are equally long.
-    store.swap_each([Swap("silent", ABSENT, b"0", ttl_ms=1_000)])
-    [beat] = store.swap_each([Swap("member", ABSENT, b"0", ttl_ms=1_000)])
+    store.swap_each([Swap("silent", ABSENT, b"0", ttl_ms=3_000)])
+    [beat] = store.swap_each([Swap("member", ABSENT, b"0", ttl_ms=3_000)])
 
     def silent_is_gone() -> bool:
         nonlocal beat
-        [beat] = store.swap_each([Swap("member", beat.version, b"1", ttl_ms=1_000)])
+        [beat] = store.swap_each([Swap("member", beat.version, b"1", ttl_ms=3_000)])
         assert beat.verdict is Verdict.DONE, "a row vanished although it was kept alive"
         return get(store, "silent") is None
 
@@ -146,7 +146,7 @@ def test_a_row_that_is_written_again_and_again_stays(store: EtcdStore) -> None:
 
 
 def test_a_write_without_a_time_to_live_makes_the_row_permanent(store: EtcdStore) -> None:
-    first = store.swap_each([Swap(key, ABSENT, b"0", ttl_ms=1_000) for key in ("kept", "silent")])
+    first = store.swap_each([Swap(key, ABSENT, b"0", ttl_ms=3_000) for key in ("kept", "silent")])
     put(store, "kept", b"for good", first[0].version)
     wait_until(lambda: get(store, "silent") is None, "the other row has vanished")
     assert value_of(store, "kept") == b"for good"

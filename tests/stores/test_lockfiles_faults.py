@@ -194,11 +194,29 @@ def test_b43_a_mutex_that_was_deleted_under_its_waiter_is_not_the_one_it_gets(tm
     with one.held():
         entered, leave = threading.Event(), threading.Event()
         waiting = Background(_hold, two, entered, leave)
+        eventually(lambda: _times_open(path) == 2, "the waiter has it open")
         path.unlink()  # whoever opened it before waits for a file that is gone
         with three.held():
             assert not entered.wait(0.05), "two hold the mutex"
         leave.set()
     waiting.result(PATIENCE, "the waiter gets the new file")
+
+
+def _times_open(path: Path) -> int:
+    """How many descriptors of this process stand for that file."""
+    found = path.stat()
+    return sum(
+        (status.st_dev, status.st_ino) == (found.st_dev, found.st_ino)
+        for status in map(_status_of, os.listdir("/proc/self/fd"))
+        if status is not None
+    )
+
+
+def _status_of(descriptor: str) -> os.stat_result | None:
+    try:
+        return os.fstat(int(descriptor))
+    except OSError:  # closed meanwhile
+        return None
 
 
 def _hold(mutex: Mutex, entered: threading.Event, leave: threading.Event) -> None:

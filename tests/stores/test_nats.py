@@ -45,7 +45,7 @@ class TestNatsStore(StoreSuite):
             yield
 
     def make_store(self, tmp_path: Path) -> Store:
-        return NatsStore.open(f"nats://{self._proxy.address}/{bucket_of(tmp_path)}?timeout_ms=500", Settings())
+        return NatsStore.open(f"nats://{self._proxy.address}/{bucket_of(tmp_path)}?timeout_ms=2000", Settings())
 
     def make_second(self, store: Store, tmp_path: Path) -> Store:
         return NatsStore.open(f"nats://{self._server.address}/{bucket_of(tmp_path)}", Settings())

@@ -263,13 +263,15 @@ def test_a_server_that_is_not_there_is_unavailable_and_the_password_is_not_shown
 
 
 def test_a_paused_server_makes_reads_unavailable_and_swaps_unknown(own_server: NatsServer, bucket: str) -> None:
-    with store_on(own_server, bucket, "timeout_ms=300") as store:
+    with store_on(own_server, bucket) as store:
         version = put(store, "a", b"before")
+        store._seconds = 0.3  # from here on no answer is to be waited for
         own_server.pause()
         with pytest.raises(Unavailable):
             store.read(["a"])
         assert swap(store, "a", version, b"after").verdict is Verdict.UNKNOWN
         own_server.resume()
+        store._seconds = 3.0
         wait_until(lambda: _value(store, "a") == b"after", "the write that was under way is there", SOON)
 
 
@@ -278,8 +280,9 @@ def test_a_loop_that_stands_still_makes_swaps_unknown(
 ) -> None:
     """Whatever keeps the loop busy, nobody knows then how far a swap came."""
     monkeypatch.setattr(nats_store, "_SLACK_SECONDS", 0.1)
-    with store_on(nats_server, bucket, "timeout_ms=100") as store:
+    with store_on(nats_server, bucket) as store:
         version = put(store, "a", b"before")
+        store._seconds = 0.1
         released = threading.Event()
         client_loop().call_soon_threadsafe(released.wait, LONG)
         try:
@@ -287,6 +290,7 @@ def test_a_loop_that_stands_still_makes_swaps_unknown(
             assert store.swap_all([Swap("a", version, b"after")]).verdict is Verdict.UNKNOWN
         finally:
             released.set()
+        store._seconds = 3.0
         wait_until(lambda: _value(store, "a") in (b"before", b"after"), "the loop goes on", SOON)
 
 

@@ -31,7 +31,7 @@ class TestRedisStore(StoreSuite):
     @pytest.fixture(autouse=True)
     def _place(self, valkey_server: ValkeyServer) -> Iterator[None]:
         with Proxy("127.0.0.1", valkey_server.port) as self.proxy:
-            self.url = f"redis://{self.proxy.address}/0?prefix={new_place()}&timeout_ms=500"
+            self.url = f"redis://{self.proxy.address}/0?prefix={new_place()}&timeout_ms=2000"
             yield
 
     def make_store(self, tmp_path: Path) -> Store:
@@ -53,7 +53,7 @@ def store(valkey_server: ValkeyServer) -> Iterator[RedisStore]:
 
 def test_a_swap_whose_answer_was_lost_is_recognised_by_its_nonce(valkey_server: ValkeyServer) -> None:
     with Proxy("127.0.0.1", valkey_server.port) as proxy:
-        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=300")
+        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=1000")
         version = put(store, "b", b"theirs")
         with losing_swaps_alone(store, proxy, "replies"):
             mine, conflict = store.swap_each([Swap("a", ABSENT, b"mine"), Swap("b", version + 1, b"mine")])
@@ -68,7 +68,7 @@ def test_a_swap_whose_answer_was_lost_is_recognised_by_its_nonce(valkey_server: 
 
 def test_a_key_that_is_twice_in_a_lost_call_stays_unknown(valkey_server: ValkeyServer) -> None:
     with Proxy("127.0.0.1", valkey_server.port) as proxy:
-        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=300")
+        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=1000")
         with losing_swaps_alone(store, proxy, "replies"):
             outcomes = store.swap_each([Swap("a", ABSENT, b"1"), Swap("a", ABSENT, b"2"), Swap("b", ABSENT, b"3")])
         assert [outcome.verdict for outcome in outcomes] == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.DONE]
@@ -77,7 +77,7 @@ def test_a_key_that_is_twice_in_a_lost_call_stays_unknown(valkey_server: ValkeyS
 
 def test_a_swap_that_never_arrived_is_unknown_and_not_sent_again(valkey_server: ValkeyServer) -> None:
     with Proxy("127.0.0.1", valkey_server.port) as proxy:
-        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=300")
+        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=1000")
         with losing_swaps_alone(store, proxy, "requests"):
             assert swap(store, "a", ABSENT, b"lost").verdict is Verdict.UNKNOWN
         assert get(store, "a") is None
@@ -97,7 +97,7 @@ def test_a_connection_that_the_server_closed_while_idle_is_not_used(
 
 def test_without_a_network_nothing_is_in_doubt(valkey_server: ValkeyServer) -> None:
     with Proxy("127.0.0.1", valkey_server.port) as proxy:
-        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=300")
+        store = opened(f"redis://{proxy.address}/?prefix={new_place()}&timeout_ms=1000")
         with proxy.refusing():
             with pytest.raises(Unavailable, match=proxy.address):
                 swap(store, "a", ABSENT, b"x")
@@ -117,8 +117,8 @@ def has_row(store: RedisStore, key: str) -> bool:
 def test_a_row_with_a_time_to_live_vanishes_and_not_early(store: RedisStore) -> None:
     clock = SystemClock()
     written = clock.monotonic()
-    store.swap_each([Swap("member", ABSENT, b"beat", ttl_ms=300)])
-    version = store.scan("")[0].version
+    [outcome] = store.swap_each([Swap("member", ABSENT, b"beat", ttl_ms=300)])
+    version = outcome.version
     wait_until(lambda: not has_row(store, "member"), "the row expires", SOON)
     assert clock.monotonic() - written >= 0.3
     assert store.scan("") == []
@@ -127,10 +127,10 @@ def test_a_row_with_a_time_to_live_vanishes_and_not_early(store: RedisStore) -> 
 
 
 def test_a_row_that_is_renewed_stays(store: RedisStore) -> None:
-    store.swap_each([Swap("witness", ABSENT, b"", ttl_ms=600)])
+    store.swap_each([Swap("witness", ABSENT, b"", ttl_ms=2_000)])
     version = ABSENT
     while has_row(store, "witness"):
-        [outcome] = store.swap_each([Swap("member", version, b"beat", ttl_ms=600)])
+        [outcome] = store.swap_each([Swap("member", version, b"beat", ttl_ms=2_000)])
         assert outcome.verdict is Verdict.DONE
         version = outcome.version
     assert has_row(store, "member")
@@ -138,8 +138,8 @@ def test_a_row_that_is_renewed_stays(store: RedisStore) -> None:
 
 @pytest.mark.parametrize("mode", ["each", "all"])
 def test_a_write_without_a_time_to_live_makes_the_row_permanent(store: RedisStore, mode: str) -> None:
-    [outcome] = store.swap_each([Swap("member", ABSENT, b"beat", ttl_ms=200)])
-    store.swap_each([Swap("witness", ABSENT, b"", ttl_ms=400)])
+    [outcome] = store.swap_each([Swap("member", ABSENT, b"beat", ttl_ms=1_500)])
+    store.swap_each([Swap("witness", ABSENT, b"", ttl_ms=2_000)])
     stay = [Swap("member", outcome.version, b"stays")]
     assert (store.swap_all(stay) if mode == "all" else store.swap_each(stay)[0]).verdict is Verdict.DONE
     wait_until(lambda: not has_row(store, "witness"), "the other row expires", SOON)

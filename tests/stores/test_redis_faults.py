@@ -148,7 +148,7 @@ def test_a_restart_under_a_waiting_reader(server: ValkeyServer) -> None:
 
 
 def test_a_wait_without_a_server_ends_at_its_time_out_or_says_so(server: ValkeyServer) -> None:
-    with store_on(server, options="timeout_ms=200") as store:
+    with store_on(server, options="timeout_ms=1000") as store:
         mark = store.wait("w/", 0, 0)
         server.kill()
         for _ in range(3):
@@ -164,15 +164,16 @@ def test_a_subscription_that_went_silent_is_made_again(
     monkeypatch.setattr("pxrs.clients.redis_listener.SILENCE_SECONDS", 0.1)
     place = new_place()
     with Proxy("127.0.0.1", valkey_server.port) as proxy, store_on(valkey_server, place) as second:
-        store = opened(f"redis://{proxy.address}/0?prefix={place}&timeout_ms=200")
+        store = opened(f"redis://{proxy.address}/0?prefix={place}&timeout_ms=1000")
         call = waiting(store, "w/")
         listener: Listener = store._listener
+        before = listener._subscriptions
         proxy._lost.add("replies")
         wait_until(lambda: not is_listening(store), "the silence is noticed", SOON)
         put(second, "w/unheard", b"x")
         proxy._lost.discard("replies")
         call.result(SOON, "the wait ends with the new subscription")
-        assert listener._subscriptions == 2
+        assert listener._subscriptions > before
         store.close()
 
 
@@ -256,14 +257,21 @@ def test_versions_do_not_go_back_with_the_servers_clock(server: ValkeyServer) ->
 
 
 def test_a_paused_server_leaves_a_swap_unknown_and_a_read_unavailable(server: ValkeyServer) -> None:
-    with store_on(server, options="timeout_ms=200") as store:
+    with store_on(server, options="timeout_ms=1000") as store:
         version = put(store, "a", b"before")
         server.pause()
         assert swap(store, "a", version, b"after").verdict is Verdict.UNKNOWN
         with pytest.raises(Unavailable):
             get(store, "a")
         server.resume()
-        wait_until(lambda: value_of(store, "a") == b"after", "the swap happens after all, once", SOON)
+        wait_until(lambda: _value(store, "a") == b"after", "the swap happens after all, once", SOON)
+
+
+def _value(store: RedisStore, key: str) -> bytes | None:
+    try:
+        return value_of(store, key)
+    except Unavailable:
+        return None
 
 
 def test_a_server_that_became_a_replica_is_unavailable(server: ValkeyServer) -> None:
