@@ -39,7 +39,7 @@ def _rows(result: Result) -> list[str]:
 
 def shown(value: float) -> str:
     """A number as people read it: three digits that count."""
-    if abs(value) >= 1000:
+    if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
