@@ -17,6 +17,7 @@ help: ## this list
 	@touch $@
 
 install: .venv/.installed ## create .venv and install everything
+	@$(BIN)/python -m compileall -q src # as pip does with a package that is not to be edited
 
 demo: ## the main job on embedded parts, from an empty clone to its end
 	@start=$$(date +%s); $(MAKE) -s install; echo "set-up took $$(( $$(date +%s) - start )) s"

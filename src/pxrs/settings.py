@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pxrs.errors import BadSetting
@@ -147,7 +147,7 @@ class Settings:
         return cls(**values)
 
 
-_KINDS: dict[str, Any] = {f.name: get_type_hints(Settings)[f.name] for f in fields(Settings)}
+_KINDS: dict[str, Any] = get_type_hints(Settings)
 
 _MINIMUM = {
     "lease_ms": 50, "poll_ms": 1, "drain_ms": 1, "revoke_timeout_ms": 1, "progress_limit_ms": 1,

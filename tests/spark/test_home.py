@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,27 @@ def test_the_home_leads_to_the_installed_package(monkeypatch: pytest.MonkeyPatch
     assert home is not None and home == quick_home() and home.startswith(str(tmp_path))
     assert (Path(home) / "bin" / "spark-submit").is_file() and any((Path(home) / "jars").glob("spark-core_*.jar"))
     path = os.pathsep.join(map(str, (Path(home) / "python" / "lib").iterdir()))
-    command = [sys.executable, "-c", "import pyspark, py4j; print(pyspark.__spec__.cached)"]
+    command = [
+        sys.executable,
+        "-c",
+        "import pyspark, py4j; print(pyspark.__spec__.cached); print(py4j.__spec__.cached)",
+    ]
     said = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True).stdout
-    assert said.startswith(home) and said.strip().endswith(".pyc"), "and not compiled anew from an archive"
+    for compiled in said.splitlines():
+        assert compiled.startswith(home) and compiled.endswith(".pyc"), "and not compiled anew from an archive"
+        assert Path(compiled).exists()
+
+
+def test_another_py4j_than_that_of_the_archive_does_not_take_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(metadata, "version", lambda _: "0.1")
+    home = quick_home()
+    assert home is not None
+    [archive] = (Path(home) / "python" / "lib").glob("py4j-*.zip")
+    assert archive.is_file()
 
 
 def test_a_spark_that_somebody_has_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """A home for Spark from which Python processes start quickly.
 
-Spark puts its ``python/lib/pyspark.zip`` first on the path of every Python process that it starts. The archive holds
-sources only, so each of them compiles Spark's package anew, for more than a second: each worker, and each streaming
-query. In this home the same name is a directory that leads to the installed package, with its compiled code.
+Spark puts its ``python/lib/pyspark.zip`` first on the path of every Python process that it starts, and that of py4j
+behind it. The archives hold sources only, so each process compiles them anew, for more than a second: each worker, and
+each streaming query. In this home the same names are directories that lead to the installed packages, with their
+compiled code.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
 
 from pxrs.spark.java import caches
 
 _SHARED = ("bin", "sbin", "jars", "conf", "data", "examples", "licenses", "kubernetes")
 _ARCHIVE = "pyspark.zip"
+_LAYOUT = b"2"
+"""What is in such a home; another layout is another directory."""
 
 
 def quick_home() -> str | None:
@@ -36,7 +39,7 @@ def quick_home() -> str | None:
 
 
 def _mark(package: Path) -> str:
-    return hashlib.sha256(str(package).encode()).hexdigest()[:12]
+    return hashlib.sha256(_LAYOUT + str(package).encode()).hexdigest()[:12]
 
 
 def _made(home: Path, package: Path, libraries: Path) -> Path:
@@ -47,8 +50,18 @@ def _made(home: Path, package: Path, libraries: Path) -> Path:
     for name in _SHARED:
         _link(home / name, package / name)
     for archive in libraries.glob("py4j-*.zip"):
-        _link(inside / archive.name, archive)
+        _instead_of(archive, inside / archive.name)
     return home
+
+
+def _instead_of(archive: Path, path: Path) -> None:
+    """The installed py4j, if it is the one in the archive; else the archive itself."""
+    spec = util.find_spec("py4j")
+    if spec is not None and spec.origin is not None and archive.name == f"py4j-{metadata.version('py4j')}-src.zip":
+        path.mkdir(exist_ok=True)
+        _link(path / "py4j", Path(spec.origin).resolve().parent)
+    else:
+        _link(path, archive)
 
 
 def _link(path: Path, target: Path) -> None:
