@@ -65,10 +65,11 @@ def test_other_files_are_left_as_they_are_and_none_stays_open() -> None:
         os.close(descriptor)
 
 
-def test_where_the_system_has_no_such_option_nothing_is_done(
-    monkeypatch: pytest.MonkeyPatch, connected: tuple[socket.socket, socket.socket]
+@pytest.mark.parametrize(("missing", "instead"), [("_ACKNOWLEDGE_NOW", None), ("_DESCRIPTORS", "/proc/nothing")])
+def test_where_the_system_has_no_such_thing_nothing_is_done(
+    monkeypatch: pytest.MonkeyPatch, connected: tuple[socket.socket, socket.socket], missing: str, instead: str | None
 ) -> None:
-    monkeypatch.setattr(wire, "_ACKNOWLEDGE_NOW", None)
+    monkeypatch.setattr(wire, missing, instead)
     wire.do_not_wait()
     assert not any(map(is_hastened, connected))
 

@@ -23,9 +23,16 @@ def do_not_wait() -> None:
     """
     if _ACKNOWLEDGE_NOW is None:
         return
-    for descriptor in map(int, os.listdir(_DESCRIPTORS)):
+    for descriptor in _descriptors():
         with suppress(OSError):  # no connection by TCP; or closed since: the one that the list was read with
             _hasten(descriptor, _ACKNOWLEDGE_NOW)
+
+
+def _descriptors() -> list[int]:
+    try:
+        return list(map(int, os.listdir(_DESCRIPTORS)))
+    except OSError:  # a container that does not show it
+        return []
 
 
 def _hasten(descriptor: int, acknowledge_now: int) -> None:
