@@ -421,7 +421,7 @@ def test_a_subscription_that_fails_stops_as_a_whole_and_is_forgotten() -> None:
             subscription.run()
         subscription.stop()
         assert not queue._subscriptions
-        eventually(lambda: not _workers_beside(others), "the end of its threads")
+        assert not _workers_beside(others)
 
 
 def _workers_beside(others: set[threading.Thread]) -> list[threading.Thread]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
+from py4j import version
 from pyspark.sql import SparkSession
 
 from pxrs.spark.home import quick_home
@@ -37,7 +37,7 @@ def test_another_py4j_than_that_of_the_archive_does_not_take_its_place(
 ) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(metadata, "version", lambda _: "0.1")
+    monkeypatch.setattr(version, "__version__", "0.1")
     home = quick_home()
     assert home is not None
     [archive] = (Path(home) / "python" / "lib").glob("py4j-*.zip")

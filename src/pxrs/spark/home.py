@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
+
+from py4j import version
 
 from pxrs.spark.java import caches
 
@@ -56,10 +58,9 @@ def _made(home: Path, package: Path, libraries: Path) -> Path:
 
 def _instead_of(archive: Path, path: Path) -> None:
     """The installed py4j, if it is the one in the archive; else the archive itself."""
-    spec = util.find_spec("py4j")
-    if spec is not None and spec.origin is not None and archive.name == f"py4j-{metadata.version('py4j')}-src.zip":
+    if archive.name == f"py4j-{version.__version__}-src.zip":
         path.mkdir(exist_ok=True)
-        _link(path / "py4j", Path(spec.origin).resolve().parent)
+        _link(path / "py4j", Path(version.__file__).resolve().parent)
     else:
         _link(path, archive)
 

@@ -40,6 +40,10 @@ class Reading(NamedTuple):
     schema: pa.Schema
 
 
+Arrival = tuple[Callable[..., "TaskReader"], tuple[Reading, bytes | None]]
+"""What is pickled: how a worker gets its reader."""
+
+
 class TaskReader:
     """What reaches the executors: how to turn slices into batches, and the user's function, if there is one."""
 
@@ -47,7 +51,7 @@ class TaskReader:
         self.reading = reading
         self.function = function
 
-    def __reduce__(self) -> tuple[Callable[..., TaskReader], tuple[Reading, bytes | None]]:
+    def __reduce__(self) -> Arrival:
         return arrived, (self.reading, self.function)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:

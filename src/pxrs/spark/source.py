@@ -7,7 +7,7 @@ needs is loaded when it plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pxrs.spark.plan import Plan
-from pxrs.spark.reading import Reading, TaskReader, arrived
+from pxrs.spark.reading import Arrival, Reading, TaskReader
 
 
 class DefaultSource(DataSource):
@@ -90,5 +90,5 @@ class PlannedReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.task_side.read(partition)
 
-    def __reduce__(self) -> tuple[Callable[..., TaskReader], tuple[Reading]]:
-        return arrived, (self.task_side.reading,)
+    def __reduce__(self) -> Arrival:
+        return self.task_side.__reduce__()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
 from importlib import import_module
@@ -26,7 +26,7 @@ from pxrs.rules.batches import share_out
 from pxrs.spark.offsets import offset_of, open_log, partitions_of, split
 from pxrs.spark.options import StreamRequest, check_selection, parse_stream
 from pxrs.spark.plan import Slice, slices_of
-from pxrs.spark.reading import Reading, TaskReader, arrived
+from pxrs.spark.reading import Arrival, Reading, TaskReader
 from pxrs.spark.streaming_limits import IDLE_SECONDS, Limits
 from pxrs.spark.streaming_offsets import Offset, decode_positions, encode_positions
 
@@ -73,8 +73,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.task_side.read(partition)
 
-    def __reduce__(self) -> tuple[Callable[..., TaskReader], tuple[Reading]]:
-        return arrived, (self.task_side.reading,)
+    def __reduce__(self) -> Arrival:
+        return self.task_side.__reduce__()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return self.limits.default()
