@@ -179,6 +179,10 @@ class MemberRow:
     grace_ms: int = 0
     joined: float = 0.0
     info: tuple[tuple[str, str], ...] = ()
+    seen: float = 0.0
+    """The wall time of the last beat by the member's own clock, for people only: no rule depends on it. 0: not said."""
+    parked: tuple[tuple[int, str], ...] = ()
+    """Partitions of this member that wait for something to get better, each with the reason."""
 
     @property
     def owner(self) -> Owner:

@@ -125,11 +125,14 @@ def _pass_to(row: Partition, owner: Owner | None, cause: Cause, at: float) -> Pa
 
 
 def beat(row: MemberRow | None, mine: MemberRow) -> MemberRow:
-    """Show life. A row that is gone (it expired natively) is made again; another life in it means: stop."""
+    """Show life, and say what a person wants to know. A row that is gone (it expired natively) is made again.
+
+    Another life in the row means: stop.
+    """
     if row is None:
         return mine
     require_my_life(row, mine.owner)
-    return replace(row, beat=row.beat + 1)
+    return replace(row, beat=row.beat + 1, seen=mine.seen, parked=mine.parked)
 
 
 def set_state(row: MemberRow | None, me: Owner, state: MemberState) -> MemberRow:
