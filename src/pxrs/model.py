@@ -183,6 +183,8 @@ class MemberRow:
     """The wall time of the last beat by the member's own clock, for people only: no rule depends on it. 0: not said."""
     parked: tuple[tuple[int, str], ...] = ()
     """Partitions of this member that wait for something to get better, each with the reason."""
+    blind: bool = False
+    """Whether the member reaches the registry, and not the log."""
 
     @property
     def owner(self) -> Owner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -78,6 +79,21 @@ def test_who_shares_the_partitions() -> None:
     assert rebalance.eligible(rows.values(), frozenset({"A"})) == ("C",)
     assert rebalance.eligible(rows.values(), frozenset({"A", "C"})) == ("D",), "better stalled than nobody"
     assert rebalance.eligible([], frozenset()) == ()
+
+
+def test_a_stalled_member_keeps_its_share_where_nobody_can_read_the_log() -> None:
+    blind = {
+        name: replace(row, blind=True) for name, row in members(A=MemberState.STALLED, B=MemberState.ACTIVE).items()
+    }
+    assert rebalance.eligible(blind.values(), frozenset(), ("A", "B")) == ("A", "B"), "nothing moves"
+    sighted = blind | {"B": replace(blind["B"], blind=False)}
+    assert rebalance.eligible(sighted.values(), frozenset(), ("A", "B")) == ("B",)
+    assert rebalance.eligible(blind.values(), frozenset(), ("B",)) == ("B",), (
+        "who gave up takes nothing before it can read"
+    )
+    stalled = {name: replace(row, state=MemberState.STALLED) for name, row in blind.items()}
+    assert rebalance.eligible(stalled.values(), frozenset(), ("B",)) == ("B",)
+    assert rebalance.eligible(stalled.values(), frozenset(), ()) == ("A", "B"), "better blind than nobody"
 
 
 def test_the_reason_names_who_joined_left_expired_or_stalled() -> None:

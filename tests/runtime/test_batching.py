@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from tests.runtime.support import HASTY, PATIENT, Site, SwitchedStore, eventually
 
-from pxrs.errors import Closed, HandlerFailed, PxrsError, StopConsuming, Unavailable
+from pxrs.errors import Closed, HandlerFailed, PxrsError, Refused, StopConsuming, Unavailable
 from pxrs.model import Batch, Grant, Range
 from pxrs.runtime.batching import Assembly, BatchLoop
+from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.gist import gist
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.queue import Queue
@@ -452,18 +454,103 @@ def test_an_engine_that_is_gone_ends_the_member_and_blames_no_message() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Unavailable("No space left on device")])
-def test_a_sink_that_cannot_write_ends_the_member_and_blames_no_message(error: Exception) -> None:
+def test_a_sink_that_cannot_write_parks_its_partitions_and_blames_no_message(error: Exception) -> None:
     class Full(MemorySink):
+        full = True
+
         def stage(self, batch: Batch, output: list[Place]) -> str:
-            raise error
+            if self.full:
+                raise error
+            return super().stage(batch, output)
 
     with Yard() as yard:
         yard.site.send(40)
-        engine = yard.engine("A", sink=Full())
-        assert engine.life.wait(20)
-        assert "No space left" in str(engine.life.error)
+        sink = yard.sink = Full()
+        engine = yard.engine("A", sink=sink)
+        eventually(lambda: len(engine.shares.troubles()) == 4, "all partitions wait")
+        assert all("No space left" in str(trouble) for trouble in engine.shares.troubles().values())
         assert list(engine.group.dead_letters) == []
         assert yard.site.lag() == 40
+        sink.full = False
+        yard.await_shown()
+        assert engine.life.error is None and not engine.shares.troubles()
+
+
+def test_output_that_cannot_be_shown_holds_its_partitions_until_it_can_and_is_not_made_again() -> None:
+    broken = {"now": True}
+
+    def fail() -> None:
+        if broken["now"]:
+            raise Unavailable("the output is away")
+
+    with Yard(2, PATIENT.with_(max_batch_rows=10)) as yard:
+        yard.site.send(40)
+        yard.sink.before_publish = fail
+        engine = yard.engine("A", sink=yard.sink)
+        eventually(lambda: len(engine.shares.troubles()) == 2, "both partitions wait")
+        assert yard.site.lag() == 30 and yard.sink.shown == [], "one batch is committed, and nothing is taken behind it"
+        broken["now"] = False
+        yard.await_shown()
+        assert Counter(yard.done) == yard.all_places(), "nothing was executed twice"
+        assert engine.life.error is None
+
+
+def test_a_message_whose_output_the_sink_refuses_is_put_aside_once_the_sink_has_taken_others() -> None:
+    class Choosy(MemorySink):
+        def stage(self, batch: Batch, output: list[Place]) -> str:
+            if (1, 3) in output:
+                raise Refused("this cannot be a directory")
+            return super().stage(batch, output)
+
+    with Yard(2) as yard:
+        sink = yard.sink = Choosy()
+        engine = yard.engine("A", sink=sink)
+        yard.site.send(4)
+        yard.await_shown()
+        yard.site.send(20)
+        yard.await_end()
+        assert [(letter.partition, letter.offset) for letter in engine.group.dead_letters] == [(1, 3)]
+        eventually(lambda: len(sink.shown) == 23, "all others are shown")
+        assert engine.life.error is None
+
+
+def test_a_sink_that_has_taken_nothing_yet_and_refuses_fills_no_dead_letters() -> None:
+    class Wrong(MemorySink):
+        def stage(self, batch: Batch, output: list[Place]) -> str:
+            if output:
+                raise Refused("the columns are others than those in the directory")
+            return super().stage(batch, output)
+
+    with Yard(2) as yard:
+        yard.site.send(20)
+        engine = yard.engine("A", sink=Wrong())
+        eventually(lambda: len(engine.shares.troubles()) == 2, "both partitions wait")
+        assert list(engine.group.dead_letters) == [] and yard.site.lag() == 20
+        assert engine.life.error is None
+
+
+def test_dead_letters_that_cannot_be_written_park_the_partition_of_a_pipeline() -> None:
+    def fails_on_three(batch: Batch) -> None:
+        if (1, 3) in places(batch):
+            raise asyncio.CancelledError("a task inside was cancelled")
+
+    with Yard(2) as yard:
+        box, away = DeadLetters.keep, {"now": True}
+
+        def keep(self: DeadLetters, *args: Any) -> None:
+            if away["now"]:
+                raise Unavailable("the log is away")
+            box(self, *args)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(DeadLetters, "keep", keep)
+            yard.site.send(20)
+            engine = yard.engine("A", fails_on_three)
+            eventually(lambda: 1 in engine.shares.troubles() and yard.site.lag() == 7, "the other partition is done")
+            away["now"] = False
+            yard.await_end()
+        assert [(letter.partition, letter.offset) for letter in engine.group.dead_letters] == [(1, 3)]
+        assert engine.life.error is None and not engine.shares.troubles()
 
 
 def test_a_drained_partition_is_handed_over_at_once_not_at_the_next_beat() -> None:

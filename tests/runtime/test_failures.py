@@ -14,7 +14,8 @@ from pxrs.errors import HandlerFailed, NotFound
 from pxrs.latch import Nudge
 from pxrs.model import Grant, Message, Owner
 from pxrs.runtime.delivery import Context
-from pxrs.runtime.worker import Job, Worker
+from pxrs.runtime.job import Job
+from pxrs.runtime.worker import Worker
 
 from .support import DEADLINE, HASTY, PATIENT, Recorder, Site, eventually
 

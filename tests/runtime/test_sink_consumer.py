@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.support import HASTY, PATIENT, eventually
 
 import pxrs
-from pxrs.errors import BadSetting, HandlerFailed
+from pxrs.errors import BadSetting, HandlerFailed, Refused
 from pxrs.sinks import ParquetSink, parquet
 
 Place = tuple[int, int]
@@ -147,21 +147,88 @@ def test_what_is_no_batch_ends_the_consumer_and_blames_no_message(tmp_path: Path
         assert shop.queue.group("g").describe().total_lag == 10
 
 
-def test_a_sink_that_cannot_write_ends_the_consumer_and_moves_nothing(tmp_path: Path) -> None:
+def test_a_sink_that_cannot_write_parks_the_partitions_and_moves_nothing_until_it_can(tmp_path: Path) -> None:
+    class Full(ParquetSink):
+        full = True
+
+        def stage(self, batch: Any, output: Any) -> str:
+            if self.full:
+                raise OSError(28, "No space left on device")
+            return super().stage(batch, output)
+
+    with Shop(tmp_path) as shop:
+        shop.send(40)
+        sink = Full(shop.out)
+        consumer = shop.consumer("A", sink=sink)
+        eventually(lambda: len(consumer.troubles) == 4, "all partitions wait")
+        assert all("No space left" in str(trouble) for trouble in consumer.troubles.values())
+        assert shop.queue.group("g").describe().total_lag == 40 and consumer.error is None
+        sink.full = False
+        shop.await_shown()
+        eventually(lambda: not consumer.troubles, "the partitions go on")
+        assert consumer.error is None
+
+
+def test_a_parked_partition_is_handed_over_at_what_is_stored(tmp_path: Path) -> None:
     class Full(ParquetSink):
         def stage(self, batch: Any, output: Any) -> str:
             raise OSError(28, "No space left on device")
 
     with Shop(tmp_path) as shop:
+        shop.send(40)
+        first = shop.consumer("A", sink=Full(shop.out))
+        eventually(lambda: len(first.troubles) == 4, "all partitions wait")
+        first.stop(30)
+        first.check()
+        shop.consumer("B")
+        shop.await_shown()
+
+
+def test_one_message_whose_output_the_sink_refuses_is_put_aside_and_its_neighbours_are_shown(tmp_path: Path) -> None:
+    class Choosy(ParquetSink):
+        def stage(self, batch: Any, output: Any) -> str:
+            if b"13" in pa.Table.from_batches(output).column("value").to_pylist():
+                raise Refused("this cannot be a directory")
+            return super().stage(batch, output)
+
+    with Shop(tmp_path, PATIENT.with_(tries=2)) as shop:
+        consumer = shop.consumer("A", sink=Choosy(shop.out))
+        shop.send(4)
+        shop.await_shown()
+        shop.send(36)
+        shop.await_shown(shop.sent - Counter([b"13"]))
+        letters = list(shop.queue.group("g").dead_letters)
+        assert [letter.value for letter in letters] == [b"13"] and "cannot be a directory" in letters[0].cause
+        eventually(lambda: shop.queue.group("g").describe().total_lag == 0, "all is committed")
+        assert consumer.error is None
+
+
+def test_a_sink_that_has_taken_nothing_yet_parks_what_it_refuses(tmp_path: Path) -> None:
+    class Wrong(ParquetSink):
+        def stage(self, batch: Any, output: Any) -> str:
+            raise Refused("the columns are others than those in the directory")
+
+    with Shop(tmp_path) as shop:
+        shop.send(40)
+        consumer = shop.consumer("A", sink=Wrong(shop.out))
+        eventually(lambda: len(consumer.troubles) == 4, "all partitions wait")
+        assert list(shop.queue.group("g").dead_letters) == [] and consumer.error is None
+
+
+def test_a_sink_that_is_set_up_wrongly_ends_the_consumer(tmp_path: Path) -> None:
+    class Misplaced(ParquetSink):
+        def stage(self, batch: Any, output: Any) -> str:
+            raise BadSetting("give staging=DIR on the same file system")
+
+    with Shop(tmp_path) as shop:
         shop.send(10)
-        consumer = shop.consumer("A", sink=Full(shop.out))
+        consumer = shop.consumer("A", sink=Misplaced(shop.out))
         assert consumer.wait(30)
-        with pytest.raises(HandlerFailed, match="No space left"):
+        with pytest.raises(BadSetting, match="staging=DIR"):
             consumer.check()
-        assert shop.queue.group("g").describe().total_lag == 10
 
 
-def test_output_that_could_be_shown_only_half_is_finished_by_the_next_owner_and_not_written_again(
+def test_output_that_could_be_shown_only_half_is_finished_and_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Shop(tmp_path, HASTY) as shop:
@@ -180,11 +247,28 @@ def test_output_that_could_be_shown_only_half_is_finished_by_the_next_owner_and_
 
         monkeypatch.setattr(parquet, "_move", one_only)
         shop.send(40)
-        first = shop.consumer("A", by_last_digit, ParquetSink(shop.out, partition_by="digit"))
-        assert first.wait(30)
-        assert first.error is not None
+        consumer = shop.consumer("A", by_last_digit, ParquetSink(shop.out, partition_by="digit"))
+        eventually(lambda: len(moved) > 2, "it is tried again")
+        shop.await_shown()
+        assert consumer.error is None
+
+
+def test_output_that_was_shown_only_half_is_finished_by_the_next_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Shop(tmp_path, HASTY) as shop:
+        sound = parquet._move
+
+        def broken(path: str, shown_path: str) -> None:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(parquet, "_move", broken)
+        shop.send(40)
+        first = shop.consumer("A")
+        eventually(lambda: len(first.troubles) == 4, "all partitions wait")
+        first.kill()
         monkeypatch.setattr(parquet, "_move", sound)
-        shop.consumer("B", by_last_digit, ParquetSink(shop.out, partition_by="digit"))
+        shop.consumer("B")
         shop.await_shown()
 
 

@@ -13,7 +13,7 @@ from pxrs.cli.options import RegistryUrl, Url, opened
 from pxrs.cli.output import note
 
 if TYPE_CHECKING:
-    from pxrs.runtime.worker import Tally
+    from pxrs.runtime.tally import Tally
 
 
 def consume(

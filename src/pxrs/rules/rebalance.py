@@ -61,11 +61,17 @@ def may_elect(group: Group, me: Owner, leads: bool, leader: MemberRow | None, si
     return leader is None or leader.inc != group.leader.inc or leader.state is MemberState.LEAVING or silent
 
 
-def eligible(members: Iterable[MemberRow], dead: frozenset[str]) -> tuple[str, ...]:
-    """Who shall share the partitions. Stalled members get some only where nobody else is left."""
+def eligible(members: Iterable[MemberRow], dead: frozenset[str], planned: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Who shall share the partitions. Stalled members get some only where nobody else can work.
+
+    Where nobody can read the log, to move partitions would help nobody: a stalled member stays in the present plan
+    (``planned``). One that is not in it any more, because it could not read, comes back when it can.
+    """
     alive = [m for m in members if m.id not in dead and m.state is not MemberState.LEAVING]
-    working = [m for m in alive if m.state is MemberState.ACTIVE]
-    return tuple(sorted(m.id for m in working or alive))
+    able = [m for m in alive if m.state is MemberState.ACTIVE]
+    if all(m.blind for m in able):
+        able += [m for m in alive if m.state is MemberState.STALLED and (m.id in planned or not m.blind)]
+    return tuple(sorted(m.id for m in able or alive))
 
 
 def explain(

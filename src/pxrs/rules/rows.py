@@ -84,9 +84,10 @@ def encode_member(row: MemberRow) -> bytes:
             "grace_ms": row.grace_ms,
             "joined": row.joined,
             "info": dict(row.info),
-            # Members of PXRS before 0.6 write neither; who reads them does not miss them.
+            # Members of PXRS before 0.6 write none of these, and do not miss them.
             **({"seen": row.seen} if row.seen else {}),
             **({"parked": row.parked} if row.parked else {}),
+            **({"blind": True} if row.blind else {}),
         }
     )
 
@@ -107,6 +108,7 @@ def decode_member(name: str, data: bytes) -> MemberRow:
             tuple(fields["info"].items()),
             fields.get("seen", 0.0),
             tuple((partition, reason) for partition, reason in fields.get("parked", ())),
+            fields.get("blind", False),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Damaged(f"registry row {what} has a bad field: {error}") from error

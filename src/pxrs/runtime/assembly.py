@@ -11,11 +11,11 @@ from pxrs.clock import Clock
 from pxrs.errors import PxrsError
 from pxrs.logs.base import Log
 from pxrs.model import Batch, Owner
+from pxrs.runtime.job import DeadLetterBox
 from pxrs.runtime.publishing import Submit
 from pxrs.runtime.report import Report
 from pxrs.runtime.shares import Shares
 from pxrs.runtime.sink import Sink
-from pxrs.runtime.worker import DeadLetterBox
 from pxrs.settings import Settings
 
 
@@ -31,7 +31,7 @@ class Assembly:
     clock: Clock
     execute: Callable[[Batch], Any]
     """From a batch to its output, which goes to the sink if there is one."""
-    is_fatal: Callable[[Exception], bool]
+    is_fatal: Callable[[BaseException], bool]
     """Whether an error says that nothing can be executed any more, whatever the messages are."""
     probe: Callable[[Batch], Any]
     """The output of the same functions, run where they would be for this batch, for no messages at all."""
@@ -52,3 +52,19 @@ class Assembly:
     idle_seconds: float | None = None
     """How long an idle loop sleeps at most before it asks ``is_over`` again."""
     pause: threading.Event = field(default_factory=threading.Event)
+
+
+def batch_facts(batch: Batch, outcome: str, began: float, executed: float, now: float) -> dict[str, Any]:
+    """What is reported of one try of a batch."""
+    return {
+        "member": batch.member,
+        "batch": batch.number,
+        "attempt": batch.attempt,
+        "outcome": outcome,
+        "rows": batch.rows,
+        "partitions": list(batch.partitions),
+        "ranges": [tuple(part) for part in batch.ranges],
+        "seconds": now - began,
+        "execute_seconds": executed - began,
+        "commit_seconds": now - executed,
+    }

@@ -7,31 +7,21 @@ commits go through ``submit``, so the same loop serves a member of a group and a
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from pxrs.errors import (
-    Closed,
-    Damaged,
-    Fenced,
-    HandlerFailed,
-    OutOfRange,
-    PxrsError,
-    Refused,
-    StopConsuming,
-    Unavailable,
-)
+from pxrs import errors
+from pxrs.errors import BadSetting, Closed, Damaged, Fenced, HandlerFailed, OutOfRange, PxrsError, Refused, Unavailable
 from pxrs.model import Batch, Grant, Range
 from pxrs.rules.batches import GROWTH, Pace, halves, share_out
 from pxrs.runtime import delivery
-from pxrs.runtime.assembly import Assembly
+from pxrs.runtime.assembly import Assembly, batch_facts
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.gaps import has_expired, place_in_log, tell_of_gap
-from pxrs.runtime.gist import gist
-from pxrs.runtime.publishing import NobodyCommits, Outcome, commit_batch, store_start
+from pxrs.runtime.gist import error_stack, error_text, gist
+from pxrs.runtime.parking import as_trouble, ends_member
+from pxrs.runtime.publishing import NobodyCommits, Outcome, commit_ends, discard_quietly, store_start
 from pxrs.runtime.shares import Share
 
 __all__ = ["Assembly", "BatchLoop"]
@@ -57,12 +47,13 @@ class BatchLoop:
         self._turn = 0
         self._watched: dict[Grant, Callable[[], None]] = {}
         self._lag = 0
+        self._sink_took = False
 
     def run(self) -> None:
-        """Until stopped; an error of the log, the sink or the registry is told to ``fail``."""
+        """Until stopped, or until an error that nobody can wait for, which is told to ``fail``."""
         try:
             while not self._a.is_stopping():
-                self._step()
+                self._try_step()
         except NobodyCommits:
             pass
         except PxrsError as error:
@@ -70,15 +61,23 @@ class BatchLoop:
         except BaseException as error:
             # Whatever a function, a sink or a driver raises (sys.exit too) must end this member, not hide in a thread.
             logger.exception("batch %d: the pipeline stops", self._number)
-            self._a.fail(HandlerFailed(f"batch {self._number}: {error!r}"))
+            self._a.fail(HandlerFailed(f"batch {self._number}: {error_text(error)}"))
         finally:
             self._a.shares.finish()
             for forget in self._watched.values():
                 forget()
 
+    def _try_step(self) -> None:
+        try:
+            self._step()
+        except (Unavailable, Damaged, OSError) as error:  # of no partition in particular
+            logger.error("the pipeline waits: %s", error_text(error))
+            self._a.pause.wait(1.0)
+
     def _step(self) -> None:
         shares = self._a.shares
         shares.bell.clear()
+        self._show_rest()
         for share in shares.newcomers():
             shares.progressed()  # who hangs in here makes no progress either
             self._begin(share)
@@ -107,7 +106,7 @@ class BatchLoop:
                 a.sink.recover(identity.name, identity.id, a.group, share.grant, share.note)
             chosen = a.start_at(number) if share.position is None else share.position
             position, _ = place_in_log(a.log, a.settings, number, chosen)
-        except (Unavailable, Damaged) as error:
+        except Exception as error:
             self._park(number, error)
             return
         if position == share.position or self._move(share.grant, chosen, position):
@@ -122,9 +121,13 @@ class BatchLoop:
             self._park(grant.partition, trouble)
         return trouble is None
 
-    def _park(self, partition: int, error: PxrsError) -> None:
-        logger.error("partition %d waits: %s", partition, error)
-        self._a.shares.park(partition, error)
+    def _park(self, partition: int, error: Exception) -> None:
+        """The partition waits; what nobody can wait for is raised again."""
+        if ends_member(error):
+            raise error
+        trouble = as_trouble(error)
+        if self._a.shares.park(partition, trouble):
+            logger.error("partition %d waits: %s", partition, error_text(trouble))
 
     def _watch(self) -> None:
         """Be woken by new messages of the partitions in hand, and of no others."""
@@ -137,21 +140,32 @@ class BatchLoop:
 
     def _plan(self) -> list[Range]:
         waiting: dict[Grant, tuple[int, int]] = {}
-        for grant, position in self._a.shares.takeable().items():
+        takeable = self._a.shares.takeable()
+        if not takeable:
+            self._look()
+        for grant, position in takeable.items():
             try:
                 found = self._waiting(grant, position)
                 if found is not None:
                     waiting[grant] = found
-            except (Unavailable, Damaged) as error:
+                self._a.shares.blindness.saw(True)
+            except Exception as error:
+                if isinstance(error, Unavailable):
+                    self._a.shares.blindness.saw(False)
                 self._park(grant.partition, error)
         self._lag = sum(end - position for position, end in waiting.values())
         chosen = self._choose([grant for grant, (position, end) in waiting.items() if end > position])
         shares = share_out({g.partition: waiting[g][1] - waiting[g][0] for g in chosen}, self.pace.rows)
-        return [
-            Range(g.partition, waiting[g][0], waiting[g][0] + shares[g.partition], g.epoch)
-            for g in chosen
-            if g.partition in shares
-        ]
+        starts = {g: waiting[g][0] for g in chosen if g.partition in shares}
+        return [Range(g.partition, start, start + shares[g.partition], g.epoch) for g, start in starts.items()]
+
+    def _look(self) -> None:
+        """Whoever holds no partition must know too whether it could read one: else it would be given some, or none."""
+        try:
+            self._a.log.bounds(0)
+            self._a.shares.blindness.saw(True)
+        except Exception:
+            self._a.shares.blindness.saw(False)
 
     def _waiting(self, grant: Grant, position: int) -> tuple[int, int] | None:
         """What a partition has to offer, behind what was deleted meanwhile; None if that cannot be stored."""
@@ -165,8 +179,7 @@ class BatchLoop:
 
     def _choose(self, grants: list[Grant]) -> list[Grant]:
         """More partitions than one commit can hold take turns."""
-        grants = sorted(grants)
-        most = self._a.max_partitions
+        grants, most = sorted(grants), self._a.max_partitions
         if len(grants) <= most:
             return grants
         self._turn %= len(grants)
@@ -179,9 +192,9 @@ class BatchLoop:
     def _work_off(self, ranges: tuple[Range, ...]) -> None:
         began = self._a.clock.monotonic()
         error = self._try_often(self._new_batch(ranges))
-        if error is None:
+        if error is None and not self._a.shares.troubles():
             self.pace = self.pace.after(sum(part.rows for part in ranges), self._a.clock.monotonic() - began)
-        else:
+        elif error is not None:
             self._check_function(ranges, error)
             self._narrow(ranges, error)
             # Smaller ones may pass where large ones do not; if they do, they soon grow again.
@@ -193,8 +206,8 @@ class BatchLoop:
         identity = self._a.log.identity
         return Batch(identity.name, identity.id, self._a.group, self._a.owner, self._number, ranges)
 
-    def _try_often(self, batch: Batch) -> Exception | None:
-        """The failure of the last try, or None: done, or no longer ours to do."""
+    def _try_often(self, batch: Batch) -> BaseException | None:
+        """The failure of the last try, or None: done, parked, or no longer ours to do."""
         while True:
             error = self._try(batch)
             if error is None or batch.attempt >= self._a.settings.tries:
@@ -214,55 +227,58 @@ class BatchLoop:
     def _may_go_on(self) -> bool:
         return self._a.shares.may_work and not self._a.is_stopping()
 
-    def _try(self, batch: Batch) -> Exception | None:
+    def _try(self, batch: Batch) -> BaseException | None:
         began = self._a.clock.monotonic()
         try:
             note = self._stage(batch, self._a.execute(batch))
-        except StopConsuming:
-            self._discard(batch)
-            self._a.stop()
-            return None
-        except Fenced as error:  # a new owner of one of its partitions has cleared the output away
-            self._discard(batch)
+            self._sink_took = True
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            discard_quietly(self._a.sink, batch)
+            return self._judge(batch, error, began)
+        self._commit(batch, note, began, self._a.clock.monotonic())
+        return None
+
+    def _judge(self, batch: Batch, error: BaseException, began: float) -> BaseException | None:
+        """What became of a batch that has failed: the error if it is for its messages to answer for, else None."""
+        if isinstance(error, errors.StopConsuming) or "StopConsuming" in gist(error):
+            self._a.stop()  # raised in a task, it arrives as an error of Spark
+        elif isinstance(error, Fenced):  # a new owner of one of its partitions has cleared the output away
             logger.warning("batch %d was refused: %s", batch.number, error)
             self._tell("refused", batch, began, began)
-            return None
-        except Exception as error:
-            self._discard(batch)
-            if "StopConsuming" in gist(error):  # raised in a task, it arrives as an error of Spark
-                self._a.stop()
-                return None
-            if has_expired(self._a.log, batch.ranges):
-                return None  # deleted after it was planned: the next plan says what becomes of it
-            if isinstance(error, _CannotWrite):
-                raise HandlerFailed(f"the output of batch {batch.number} cannot be written: {error}") from error
-            if isinstance(error, Closed | Refused) or self._a.is_fatal(error):
-                raise HandlerFailed(f"batch {batch.number} cannot be executed: {gist(error)}") from error
+        elif has_expired(self._a.log, batch.ranges):
+            pass  # deleted after it was planned: the next plan says what becomes of it
+        elif isinstance(error, _CannotWrite):
+            for partition in batch.partitions:
+                self._park(partition, error.trouble)
+        elif isinstance(error, Closed | BadSetting) or self._a.is_fatal(error):
+            raise HandlerFailed(f"batch {batch.number} cannot be executed: {gist(error)}") from error
+        else:
             logger.warning("batch %d failed at try %d: %s", batch.number, batch.attempt, gist(error))
             self._tell("failed", batch, began, began, error=gist(error))
             return error
-        executed = self._a.clock.monotonic()
-        self._commit(batch, note, began, executed)
         return None
 
     def _stage(self, batch: Batch, output: Any) -> str | None:
         if self._a.sink is None:
             return None
         try:
-            # Never empty: by its note a commit is recognised whose answer was lost.
-            return self._a.sink.stage(batch, output) or _nothing(batch)
-        except (OSError, Unavailable) as error:  # the disk's fault, not the messages'
-            raise _CannotWrite(str(error)) from error
-
-    def _discard(self, batch: Batch) -> None:
-        if self._a.sink is not None:
-            with suppress(OSError, Unavailable):  # leftovers are cleared away by the next owner
-                self._a.sink.discard(batch)
+            note = self._a.sink.stage(batch, output)
+        except (OSError, Unavailable, Damaged) as error:  # the disk's fault, not the messages'
+            raise _CannotWrite(as_trouble(error)) from error
+        # Never empty: by its note a commit is recognised whose answer was lost.
+        return note or _nothing(batch)
 
     def _commit(self, batch: Batch, note: str | None, began: float, executed: float) -> None:
         a = self._a
-        outcome: Outcome = commit_batch(a.submit, a.sink, batch, note, lambda: not a.shares.is_halted, a.pause)
+        outcome: Outcome = commit_ends(a.submit, a.sink, batch, note, lambda: not a.shares.is_halted, a.pause)
+        if outcome.refused:
+            discard_quietly(a.sink, batch)
         a.shares.advance(outcome.committed)
+        if a.sink is not None and note is not None and outcome.committed:
+            a.shares.hold(outcome.committed, note)
+            self._show(note, [grant.partition for grant in outcome.committed])
         a.shares.progressed()
         done = {grant.partition for grant in outcome.committed}
         rows = sum(part.rows for part in batch.ranges if part.partition in done)
@@ -273,47 +289,46 @@ class BatchLoop:
         kind = "committed" if len(done) == len(batch.ranges) else "refused"
         self._tell(kind, batch, began, executed)
 
+    def _show(self, note: str, partitions: Sequence[int]) -> None:
+        """Publish what is committed. Where that fails its partitions wait, and it is tried again."""
+        assert self._a.sink is not None
+        try:
+            self._a.sink.publish(note)
+        except Exception as error:
+            for partition in partitions:
+                self._park(partition, error)
+        else:
+            self._a.shares.shown(partitions, note)
+
+    def _show_rest(self) -> None:
+        for note, partitions in self._a.shares.unshown().items():
+            self._show(note, partitions)
+
     def _tell(self, outcome: str, batch: Batch, began: float, executed: float, **more: Any) -> None:
-        now = self._a.clock.monotonic()
-        facts = {
-            "member": batch.member,
-            "batch": batch.number,
-            "attempt": batch.attempt,
-            "outcome": outcome,
-            "rows": batch.rows,
-            "partitions": list(batch.partitions),
-            "ranges": [tuple(part) for part in batch.ranges],
-            "seconds": now - began,
-            "execute_seconds": executed - began,
-            "commit_seconds": now - executed,
-            "lag": max(0, self._lag),
-            "owned": len(self._a.shares.partitions),
-            **more,
-        }
-        self._a.report("batch", facts)
+        facts = batch_facts(batch, outcome, began, executed, self._a.clock.monotonic())
+        now = {"lag": max(0, self._lag), "owned": len(self._a.shares.partitions)}
+        self._a.report("batch", facts | now | more)
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
-    def _check_function(self, ranges: tuple[Range, ...], error: Exception) -> None:
+    def _check_function(self, ranges: tuple[Range, ...], error: BaseException) -> None:
         """Blame no message for what fails without any: a missing module would fill the dead letters with the queue."""
         try:
             self._probe(self._new_batch(ranges))
         except Exception as other:
             if gist(other) == gist(error):
-                raise HandlerFailed(
-                    f"it fails for an empty batch too, so no message is to blame: {gist(error)}"
-                ) from error
+                text = f"it fails for an empty batch too, so no message is to blame: {gist(error)}"
+                raise HandlerFailed(text) from error
 
     def _probe(self, batch: Batch) -> None:
-        output = self._a.probe(batch)
-        if output is None:
+        if (output := self._a.probe(batch)) is None:
             return
         try:
             self._stage(batch, output)  # what no sink can take fails here, without any row of it
         finally:
-            self._discard(batch)
+            discard_quietly(self._a.sink, batch)
 
-    def _narrow(self, ranges: Sequence[Range], error: Exception) -> None:
+    def _narrow(self, ranges: Sequence[Range], error: BaseException) -> None:
         """A batch keeps failing: its halves are batches of their own, until the message that does it stands alone."""
         if sum(part.rows for part in ranges) == 1:
             self._settle(ranges[0], error)
@@ -322,36 +337,48 @@ class BatchLoop:
             wanted = tuple(part for part in half if self._a.shares.is_wanted(part))
             if not wanted or not self._may_go_on():
                 continue  # lost, or somebody waits for it: it goes on from its position, here or elsewhere
-            alone = sum(part.rows for part in wanted) == 1
-            batch = self._new_batch(wanted)
-            failure = self._try_often(batch) if alone else self._try(batch)
+            attempt = self._try_often if sum(part.rows for part in wanted) == 1 else self._try
+            failure = attempt(self._new_batch(wanted))
             if failure is not None:
                 self._narrow(wanted, failure)
 
-    def _settle(self, part: Range, error: Exception) -> None:
+    def _settle(self, part: Range, error: BaseException) -> None:
         """One message fails by itself: let the policy decide."""
         a = self._a
         where, tries = f"partition {part.partition} offset {part.start}", a.settings.tries
         if not a.shares.is_wanted(part) or not self._may_go_on():
             return  # lost meanwhile: it is for the next owner to judge
-        try:
-            found = a.log.read(part.partition, part.start, 1)
-        except (Unavailable, Damaged, OutOfRange) as trouble:
-            self._park(part.partition, trouble)
+        if isinstance(error, Refused) and a.sink is not None and not self._sink_took:
+            # A sink that has taken nothing yet may refuse all: then nothing is put aside.
+            self._park(part.partition, error)
             return
-        assert found is not None
         if a.settings.on_failure == "stop":
             raise HandlerFailed(f"{where}: failed {tries} times, last with {gist(error)}") from error
-        if a.settings.on_failure == "skip":
+        is_skipped = a.settings.on_failure == "skip"
+        if is_skipped:
             a.shares.count(skipped=1)
-            logger.error("skipped %s after %d tries: %s", where, tries, gist(error))
-        else:
-            message = delivery.message_at(found, part.start, part.partition)
-            stack = "".join(traceback.format_exception(error))
-            a.dead_letters.keep(message, error, stack, tries, Context(a.owner.id, part.epoch, tries))
-            a.shares.count(dead_lettered=1)
-            logger.error("dead-lettered %s after %d tries: %s", where, tries, gist(error))
+        elif not self._put_aside(part, error, tries):
+            return
+        done = "skipped" if is_skipped else "dead-lettered"
+        logger.error("%s %s after %d tries: %s", done, where, tries, gist(error))
         self._pass_over(part)
+
+    def _put_aside(self, part: Range, error: BaseException, tries: int) -> bool:
+        """Into the dead letters; where these cannot be written, the partition waits."""
+        a = self._a
+        try:
+            found = a.log.read(part.partition, part.start, 1)
+            assert found is not None
+            message = delivery.message_at(found, part.start, part.partition)
+            context = Context(a.owner.id, part.epoch, tries)
+            a.dead_letters.keep(message, error, error_stack(error), tries, context)
+        except OutOfRange:
+            return False  # deleted meanwhile: the next plan says what becomes of it
+        except Exception as trouble:
+            self._park(part.partition, trouble)
+            return False
+        a.shares.count(dead_lettered=1)
+        return True
 
     def _pass_over(self, part: Range) -> None:
         batch = self._new_batch((part,))
@@ -362,6 +389,10 @@ class BatchLoop:
 
 class _CannotWrite(PxrsError):
     """The output cannot be written, whatever the messages are."""
+
+    def __init__(self, trouble: PxrsError) -> None:
+        super().__init__(str(trouble))
+        self.trouble = trouble
 
 
 def _nothing(batch: Batch) -> str:

@@ -81,7 +81,7 @@ class Consumer:
 
     @property
     def troubles(self) -> dict[int, PxrsError]:
-        """Partitions that are held up because their log cannot be read, with the reason."""
+        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
         return self._workforce.troubles()
 
     @property

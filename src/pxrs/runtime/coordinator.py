@@ -130,7 +130,7 @@ class Coordinator:
         members = {m.id: m for m in self._registry.members()}
         self._watch.see(members.values(), self._clock.monotonic())
         dead = self._dead(members, now)
-        live = rebalance.eligible(members.values(), dead)
+        live = rebalance.eligible(members.values(), dead, group.members)
         lives = frozenset((m.id, m.inc) for m in members.values())
         if not polled and live == group.members and self._is_at_rest(lives, dead):
             self._clear_away(group, members, dead)  # there is nothing to ask the target; a poll sees that it is there

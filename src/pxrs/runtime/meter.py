@@ -13,7 +13,7 @@ from pxrs.logs.base import Log
 from pxrs.metrics import Metric, Sample
 from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.member import Member
-from pxrs.runtime.worker import Tally
+from pxrs.runtime.tally import Tally
 
 _COUNTED: dict[str, Metric] = {
     "settled": metrics.REBALANCES,
@@ -36,8 +36,8 @@ class Measured(Protocol):
     def where(self, partition: int) -> int | None:
         """The position of a partition, None also if it is not worked on here."""
 
-    def troubles(self) -> dict[int, PxrsError]:
-        """Partitions that are held up because their log cannot be read, with the reason."""
+    def troubles(self) -> Mapping[int, PxrsError]:
+        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
 
 
 class Sampled(Protocol):

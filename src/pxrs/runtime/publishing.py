@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pxrs.errors import Closed, Conflict, Fenced, PxrsError, Unavailable, Unknown
@@ -35,10 +36,22 @@ class Outcome:
 def commit_batch(
     submit: Submit, sink: Sink | None, batch: Batch, note: str | None, go_on: Callable[[], bool], pause: threading.Event
 ) -> Outcome:
-    """Store the ends of all ranges of a batch. With a sink all or none, and its output is published by that.
+    """Store the ends of all ranges of a batch. With a sink all or none, and its output is published by that."""
+    outcome = commit_ends(submit, sink, batch, note, go_on, pause)
+    if sink is not None and note is not None and outcome.committed:
+        sink.publish(note)
+    if sink is not None and outcome.refused:
+        sink.discard(batch)
+    return outcome
+
+
+def commit_ends(
+    submit: Submit, sink: Sink | None, batch: Batch, note: str | None, go_on: Callable[[], bool], pause: threading.Event
+) -> Outcome:
+    """The first half of ``commit_batch``: nothing is published and nothing discarded yet.
 
     Without an answer it is asked again, as long as ``go_on`` says so: each try swaps against the same rows, so one
-    lands. If the answer stays out, nothing is published and nothing discarded: the next owner finds the note, or not.
+    lands. If the answer stays out, neither may follow: the next owner finds the note, or not.
     """
     ends = {Grant(part.partition, batch.owner, part.epoch): part.end for part in batch.ranges}
     committed: dict[Grant, int] = {}
@@ -50,11 +63,14 @@ def commit_batch(
         ends = {grant: end for grant, end in ends.items() if grant not in committed and grant not in refused}
         if ends:
             pause.wait(AGAIN_SECONDS)
-    if sink is not None and note is not None and committed:
-        sink.publish(note)
-    if sink is not None and refused:
-        sink.discard(batch)
     return Outcome(committed, refused)
+
+
+def discard_quietly(sink: Sink | None, batch: Batch) -> None:
+    """Remove what was staged for a batch. What cannot be removed now is cleared away by the next owner."""
+    if sink is not None:
+        with suppress(Exception):
+            sink.discard(batch)
 
 
 def _ask(

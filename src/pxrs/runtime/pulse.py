@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from pxrs.errors import PxrsError, masked
 from pxrs.model import MemberRow, MemberState
 from pxrs.rules import ownership
+from pxrs.runtime.gist import error_text
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report
 from pxrs.runtime.rows import Held
 from pxrs.runtime.work import Work
 from pxrs.settings import Settings
+
+PARKED_SHOWN = 64
+PARKED_CHARACTERS = 200
+"""The row is written with every beat: it names so many parked partitions, with so much of the reason."""
 
 
 class Pulse:
@@ -40,6 +47,7 @@ class Pulse:
             self._report("joined", {"member": self._row.id, "inc": self._row.inc})
         elif now >= self.next_beat:
             known, self._held = self._held, None
+            self._row = replace(self._row, parked=_parked(self._work.troubles()), blind=self._work.is_blind())
             self._held = self._registry.beat(self._row, known)
             self._confirmed(now)
             self.look(self._held.row)
@@ -81,3 +89,9 @@ class Pulse:
         self._row = replace(self._row, state=state)
         self._held = self._registry.set_state(self._row.owner, state)
         self._report(state.value, {"member": self._row.id})
+
+
+def _parked(troubles: Mapping[int, PxrsError]) -> tuple[tuple[int, str], ...]:
+    """What the row says of partitions that wait: not of all of them, and not every word."""
+    some = sorted(troubles.items())[:PARKED_SHOWN]
+    return tuple((partition, masked(error_text(error))[:PARKED_CHARACTERS]) for partition, error in some)

@@ -27,6 +27,7 @@ from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
 from pxrs.runtime.group import GroupHandle
 from pxrs.runtime.housekeeping import Housekeeper, Round
+from pxrs.runtime.job import Job
 from pxrs.runtime.journal import Journal
 from pxrs.runtime.member import Member
 from pxrs.runtime.membership import Membership
@@ -37,7 +38,6 @@ from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
 from pxrs.runtime.sink import Sink, bind, check_sink
 from pxrs.runtime.work import Work
-from pxrs.runtime.worker import Job
 from pxrs.runtime.workforce import Workforce
 from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE, Settings
 from pxrs.stores.base import Guarantee, Store, check_guarantees

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pxrs.clock import Clock
 from pxrs.errors import PxrsError
 from pxrs.model import Grant, Range
-from pxrs.runtime.worker import PARKED_SECONDS, Tally
+from pxrs.runtime.parking import pause_after
+from pxrs.runtime.sight import Blindness
+from pxrs.runtime.tally import Tally
 from pxrs.settings import Settings
 
 
@@ -29,7 +31,11 @@ class Share:
     ready: bool = False
     draining: bool = False
     trouble: PxrsError | None = None
+    failures: int = 0
+    """In a row, of what this partition waits for."""
     parked_until: float = 0.0
+    unshown: str = ""
+    """A note that is committed and not published: nothing more is taken before it is."""
 
 
 @dataclass
@@ -45,6 +51,7 @@ class Shares:
         self._lock = threading.Lock()
         self._shares: dict[int, Share] = {}
         self._running: frozenset[Grant] = frozenset()
+        self.blindness = Blindness(self.clock, self.settings)
         self._busy_since: float | None = None
         self._tally = Tally()
         self._halted = False
@@ -87,8 +94,11 @@ class Shares:
             self.bell.set()
 
     def is_stalled(self, now: float) -> bool:
-        since = self._busy_since
-        return since is not None and now - since > self.settings.progress_limit_ms / 1000
+        since, limit = self._busy_since, self.settings.progress_limit_ms / 1000
+        return self.blindness.is_lost(now) or (since is not None and now - since > limit)
+
+    def is_blind(self) -> bool:
+        return self.blindness.is_blind
 
     def halt(self) -> None:
         self._halted = True
@@ -129,7 +139,16 @@ class Shares:
 
     def takeable(self) -> dict[Grant, int]:
         """Partitions of which messages may be taken now, with their positions."""
-        return {s.grant: s.position for s in self._takeable() if s.ready and s.position is not None and not s.paused}
+        free = (share for share in self._takeable() if share.ready and not share.paused and not share.unshown)
+        return {share.grant: share.position for share in free if share.position is not None}
+
+    def unshown(self) -> dict[str, list[int]]:
+        """Committed notes that are to be published now, each with the partitions that wait for it."""
+        found: dict[str, list[int]] = {}
+        for share in self._takeable():
+            if share.unshown:
+                found.setdefault(share.unshown, []).append(share.grant.partition)
+        return found
 
     def _takeable(self) -> list[Share]:
         now = self.clock.monotonic()
@@ -143,14 +162,37 @@ class Shares:
         with self._lock:
             share = self._find(grant)
             if share is not None:
-                share.position, share.ready, share.trouble = position, True, None
+                share.position, share.ready, share.trouble, share.failures = position, True, None, 0
 
-    def park(self, partition: int, error: PxrsError) -> None:
-        """Its log cannot be read: leave it alone for a while. It holds up no other partition."""
+    def park(self, partition: int, error: PxrsError) -> bool:
+        """Leave a partition alone for a while: it waits for something to get better, and holds up no other.
+
+        True if it has not waited for the same before.
+        """
         with self._lock:
             share = self._shares.get(partition)
-            if share is not None:
-                share.trouble, share.parked_until = error, self.clock.monotonic() + PARKED_SECONDS
+            if share is None:
+                return False
+            is_new = type(share.trouble) is not type(error)
+            share.trouble, share.failures = error, share.failures + 1
+            share.parked_until = self.clock.monotonic() + pause_after(share.failures)
+            return is_new
+
+    def hold(self, grants: Iterable[Grant], note: str) -> None:
+        """These partitions are committed, and wait until what the note names is published."""
+        with self._lock:
+            for grant in grants:
+                share = self._find(grant)
+                if share is not None:
+                    share.unshown = note
+
+    def shown(self, partitions: Iterable[int], note: str) -> None:
+        """What the note names is published: these partitions go on."""
+        with self._lock:
+            for partition in partitions:
+                share = self._shares.get(partition)
+                if share is not None and share.unshown == note:
+                    share.unshown, share.trouble, share.failures, share.parked_until = "", None, 0, 0.0
 
     def take(self, ranges: Iterable[Range]) -> tuple[Range, ...]:
         """Begin a batch with those ranges that may still be taken."""
@@ -182,7 +224,7 @@ class Shares:
             for grant, position in positions.items():
                 share = self._find(grant)
                 if share is not None:
-                    share.position, share.trouble = position, None
+                    share.position, share.trouble, share.failures = position, None, 0
 
     def finish(self) -> None:
         """The batch has ended, one way or the other."""

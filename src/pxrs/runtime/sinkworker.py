@@ -10,17 +10,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from pxrs.errors import Closed, Fenced, HandlerFailed, StopConsuming
+from pxrs.errors import BadSetting, Closed, Fenced, HandlerFailed, OutOfRange, PxrsError, Refused, StopConsuming
 from pxrs.model import Batch, Grant, Range
-from pxrs.runtime.publishing import commit_batch
+from pxrs.runtime.delivery import Parcel
+from pxrs.runtime.gist import error_text
+from pxrs.runtime.job import Job
+from pxrs.runtime.publishing import commit_ends, discard_quietly
 from pxrs.runtime.registry import Changed
-from pxrs.runtime.worker import Job, Worker
+from pxrs.runtime.worker import Worker
 
 logger = logging.getLogger("pxrs.consumer")
 
 
+class _NotTaken(PxrsError):
+    """The sink does not take what came of these messages, because of what it is."""
+
+
+class _Rewound(Exception):
+    """The position went back to what is stored: what was read behind it does not count."""
+
+
 class SinkWorker(Worker):
-    """The member never stores this worker's positions by itself: each goes with the output that was made up to it."""
+    """The member never stores this worker's positions by itself: each goes with the output that was made up to it.
+
+    A sink that fails holds the partition where it is (``_flush``). One that refuses the output of some message gets
+    the messages one by one, and that one is put aside (``_sift``).
+    """
 
     def __init__(
         self,
@@ -32,11 +47,15 @@ class SinkWorker(Worker):
         note: str,
     ) -> None:
         super().__init__(job, grant, checkpoint, paused, before)
+        assert job.sink is not None
+        self._sink = job.sink
         self._note = note
         self._outputs: list[pa.RecordBatch] = []
         self._stored = checkpoint
+        self._unshown: tuple[str, int] | None = None  # a note that is committed and not published, and its end
         self._number = 0
         self._lost = False
+        self._alone = False
 
     @property
     def committable(self) -> int | None:
@@ -48,10 +67,16 @@ class SinkWorker(Worker):
 
     def _begin(self) -> None:
         identity = self._job.log.identity
-        assert self._job.sink is not None
-        self._job.sink.recover(identity.name, identity.id, self._job.group, self.grant, self._note)
+        self._sink.recover(identity.name, identity.id, self._job.group, self.grant, self._note)
         super()._begin()
         self._stored = self.position
+
+    def _loop(self) -> None:
+        while not self._halt:
+            try:
+                super()._loop()
+            except _Rewound:
+                continue
 
     def _keep(self, output: Any) -> None:
         if output is None:
@@ -69,34 +94,82 @@ class SinkWorker(Worker):
 
     def _end(self) -> None:
         try:
-            self._flush()
+            if self._is_behind:
+                self._store()
         except Exception as error:  # the partition must be handed over all the same, at its last stored position
-            logger.exception("the output of partition %d cannot be written", self.grant.partition)
-            self._job.fail(HandlerFailed(f"output of partition {self.grant.partition}: {error}"))
+            text = "partition %d is given up without its last output: %s"
+            logger.error(text, self.grant.partition, error_text(error))
         finally:
             super()._end()
 
+    # ---- storing --------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_behind(self) -> bool:
+        return not self._lost and self._stored is not None and self.position != self._stored
+
     def _flush(self) -> None:
-        """Everything up to the position: aside, committed, published."""
-        if self._lost or self._stored is None or self.position == self._stored:
-            return
-        assert self.position is not None and self._job.sink is not None
+        """Everything up to the position: aside, committed, published. As long as that fails the partition waits."""
+        while self._is_behind:
+            try:
+                self._store()
+            except _NotTaken as error:
+                if self._alone:
+                    raise
+                self._sift(error)
+            except Exception as error:
+                self.busy_since = None
+                self._parking.wait(error)
+            if self._halt:
+                return  # ``_end`` tries once more; the next owner does the rest
+        self._parking.end()
+
+    def _store(self) -> None:
+        if self._unshown is None:
+            self._commit()
+        if self._unshown is not None:
+            note, end = self._unshown
+            self._sink.publish(note)
+            self._stored, self._outputs, self._unshown = end, [], None
+
+    def _commit(self) -> None:
+        assert self._stored is not None and self.position is not None
         batch = self._new_batch(self._stored, self.position)
-        try:
-            note = self._job.sink.stage(batch, self._outputs) if self._outputs else ""
-        except Fenced:  # a new owner has cleared the output away
-            self._halt = self._lost = True
+        note = self._stage(batch)
+        if note is None:
             return
-        note = note or f'{{"batch": "{batch.name}"}}'
         try:
-            outcome = commit_batch(self._submit, self._job.sink, batch, note, lambda: not self._lost, threading.Event())
-        except BaseException:  # committed perhaps, and half shown: the next owner finishes it, this one must not
+            outcome = commit_ends(self._submit, self._sink, batch, note, lambda: not self._lost, threading.Event())
+        except BaseException:  # committed perhaps: the next owner finds the note, or not; this one must not go on
             self._halt = self._lost = True
             raise
         if outcome.committed:
-            self._stored, self._outputs = self.position, []
+            self._unshown = note, self.position
         else:
             self._halt = self._lost = True
+            if outcome.refused:
+                discard_quietly(self._sink, batch)
+
+    def _stage(self, batch: Batch) -> str | None:
+        """The note to commit; None if a new owner has cleared the output away."""
+        try:
+            note = self._sink.stage(batch, self._outputs) if self._outputs else ""
+        except Fenced:
+            self._halt = self._lost = True
+            return None
+        except Exception as error:
+            discard_quietly(self._sink, batch)
+            if self._is_refusal(error):
+                raise _NotTaken(str(error)) from error
+            raise
+        self._job.sink_took = self._job.sink_took or bool(note)
+        return note or f'{{"batch": "{batch.name}"}}'
+
+    def _is_refusal(self, error: Exception) -> bool:
+        """Whether a message is to blame. A sink that has taken nothing yet may refuse all, so no message is."""
+        if isinstance(error, HandlerFailed):
+            return True
+        return isinstance(error, Refused) and not isinstance(error, BadSetting) and self._job.sink_took
 
     def _new_batch(self, start: int, end: int) -> Batch:
         self._number += 1
@@ -111,3 +184,41 @@ class SinkWorker(Worker):
         if outcome is None:
             raise Closed("the consumer is gone")
         return outcome
+
+    # ---- output that the sink does not take ------------------------------------------------------------------------
+
+    def _sift(self, error: _NotTaken) -> None:
+        """Process again what is not stored, message by message, each stored alone; raises if it cannot be finished."""
+        assert self.position is not None and self._stored is not None
+        end, self.position, self._outputs, self._alone = self.position, self._stored, [], True
+        try:
+            while self.position < end and self._sift_some(self.position, end, error):
+                pass
+        finally:
+            self._alone = False
+        if self.position < end:
+            raise _Rewound
+
+    def _sift_some(self, first: int, end: int, error: _NotTaken) -> bool:
+        try:
+            batch = self._job.log.read(self.grant.partition, first, end - first)
+        except OutOfRange:  # deleted meanwhile: who reads next says what becomes of it
+            return False
+        except Exception as trouble:
+            self._parking.wait(trouble)
+            return not self._halt
+        if batch is None:
+            return False
+        return self._rescue_one_by_one(batch, Parcel(batch, first, first + batch.num_rows), error)
+
+    def _try_again(self, parcel: Parcel, attempt: int) -> BaseException | None:
+        found = super()._try_again(parcel, attempt)
+        if not self._alone or found is not None:
+            return found
+        self.position = parcel.end
+        try:
+            self._flush()
+        except _NotTaken as error:
+            self.position, self._outputs = parcel.start, []
+            return error.__cause__
+        return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from pxrs.errors import PxrsError
 from pxrs.model import Grant, Partition
 from pxrs.rules.rebalance import Mode
 from pxrs.runtime.rows import Held
@@ -34,7 +36,13 @@ class Work(Protocol):
         """Work may go on until this monotonic time; after it nothing may be taken before a new extension."""
 
     def is_stalled(self, now: float) -> bool:
-        """Whether a handler has made no progress for longer than the limit."""
+        """Whether a handler, or the log, has not answered for longer than the limit."""
+
+    def is_blind(self) -> bool:
+        """Whether the log does not answer."""
+
+    def troubles(self) -> Mapping[int, PxrsError]:
+        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
 
 
 @dataclass(slots=True)

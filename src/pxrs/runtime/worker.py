@@ -8,74 +8,28 @@ from __future__ import annotations
 
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
-from pxrs.clock import Clock
-from pxrs.errors import Damaged, Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable
-from pxrs.logs.base import Log, Row
+from pxrs.errors import Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable
+from pxrs.logs.base import Row
 from pxrs.model import Grant, Message
 from pxrs.runtime import delivery
-from pxrs.runtime.delivery import Context, Deliver, Parcel
+from pxrs.runtime.delivery import Context, Parcel
 from pxrs.runtime.gaps import place_in_log, tell_of_gap
-from pxrs.runtime.report import Report, silent
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.gist import error_stack, error_text
+from pxrs.runtime.job import Job
+from pxrs.runtime.parking import Parking, ends_member
 from pxrs.runtime.tally import Tally
-from pxrs.settings import Settings
-
-__all__ = ["PARKED_SECONDS", "DeadLetterBox", "Job", "Tally", "Worker"]
 
 logger = logging.getLogger("pxrs.consumer")
 
-
-PARKED_SECONDS = 5.0
-"""How long a partition whose log cannot be read waits before it looks again."""
-
-
-class DeadLetterBox(Protocol):
-    """Where messages go that a handler could not process."""
-
-    def keep(self, message: Message, cause: BaseException, stack: str, tries: int, context: Context) -> None: ...
-
-
-def nobody_yet(*_: Any) -> None:
-    """Stands in a new ``Job`` until its consumer has connected itself."""
-
-
-@dataclass(slots=True)
-class Job:
-    """What all partitions of one consumer share."""
-
-    log: Log
-    settings: Settings
-    clock: Clock
-    handler: Callable[..., Any]
-    deliver: Deliver
-    start_at: Callable[[int], int]
-    """The offset at which a partition without a checkpoint begins."""
-    dead_letters: DeadLetterBox
-    wake: Callable[..., Any] = nobody_yet
-    """Tell the member's loop that there is something to commit or to release."""
-    fail: Callable[[PxrsError], Any] = nobody_yet
-    """Tell the consumer that it must stop, and why."""
-    stop: Callable[..., Any] = nobody_yet
-    """Tell the consumer that it shall leave: a handler has had enough."""
-    submit: Callable[..., Any] = nobody_yet
-    """Commit, and learn what became of it: for a sink, which publishes by that."""
-    report: Report = silent
-    sink: Sink | None = None
-    group: str = ""
-    assigned: Callable[..., Any] | None = None
-    revoked: Callable[..., Any] | None = None
-    member: str = ""
-    alive_until: float = 0.0
-    """Nothing is taken after this monotonic time. A member extends it; without one it is infinite."""
+_LEAVES = (KeyboardInterrupt, SystemExit)
+"""What a handler raises to end the process. Everything else that it raises, CancelledError too, is its failure."""
 
 
 class Worker:
@@ -90,7 +44,6 @@ class Worker:
         before: Sequence[threading.Thread] = (),
     ) -> None:
         self.grant = grant
-        self.trouble: PxrsError | None = None
         self._before = before
         self.position: int | None = checkpoint
         self.is_live = False
@@ -105,6 +58,7 @@ class Worker:
         self._halt = False
         self._begun = False
         self._bell = job.log.nudge()
+        self._parking = Parking(grant.partition, job.clock, self._bell, lambda: self._halt)
         self._commit_at = 0
         self._told: int | None = checkpoint
         self._tell_at = 0.0
@@ -144,7 +98,7 @@ class Worker:
             # Whatever a handler, a callback or a driver raises must stop this consumer, not hide in a thread: a
             # partition whose thread has ended (sys.exit in a handler) would stay owned, with nobody working on it.
             logger.exception("partition %d stopped", self.grant.partition)
-            self._job.fail(HandlerFailed(f"partition {self.grant.partition}: {error!r}"))
+            self._job.fail(HandlerFailed(f"partition {self.grant.partition}: {error_text(error)}"))
         finally:
             if unsubscribe:
                 unsubscribe()
@@ -159,25 +113,46 @@ class Worker:
     def _try_to_begin(self) -> None:
         """At once, also if the partition is to be given up again: whoever has claimed it is told. Else in the loop."""
         if not any(thread.is_alive() for thread in self._before):
-            with suppress(Unavailable, Damaged):
+            try:
                 self._begin()
+            except Exception as error:
+                if ends_member(error):
+                    raise
             self.busy_since = None
 
     def _begin(self) -> None:
         partition = self.grant.partition
         self.busy_since = self._job.clock.monotonic()
-        start = self._job.start_at(partition) if self._checkpoint is None else self._checkpoint
-        self._not_handled = start
-        position = self._placed(start)
+        position = self._first_position()
         self._commit_at = position + self._job.settings.commit_every
         self.position = position
-        if self._job.assigned:
-            self._job.assigned(partition, position, self.grant.epoch)
+        self._tell_user(partition, position)
         self.busy_since = None
         self._begun = True
 
+    def _first_position(self) -> int:
+        try:
+            start = self._job.start_at(self.grant.partition) if self._checkpoint is None else self._checkpoint
+        except Unavailable:
+            self._job.sight.failed()
+            raise
+        self._not_handled = start
+        return self._placed(start)
+
+    def _tell_user(self, partition: int, position: int) -> None:
+        """The consumer's own callback is a part of its set-up: if it raises, the consumer ends."""
+        try:
+            if self._job.assigned:
+                self._job.assigned(partition, position, self.grant.epoch)
+        except Exception as error:
+            raise HandlerFailed(f"assigned callback, partition {partition}: {error_text(error)}") from error
+
     def _placed(self, position: int) -> int:
-        placed, _ = place_in_log(self._job.log, self._job.settings, self.grant.partition, position)
+        try:
+            placed, _ = place_in_log(self._job.log, self._job.settings, self.grant.partition, position)
+        except Unavailable:
+            self._job.sight.failed()
+            raise
         if placed > position:
             self._tally.expired += tell_of_gap(self._job.report, self.grant, position, placed)
             self._not_handled += placed - position
@@ -194,7 +169,7 @@ class Worker:
                 self._job.revoked(self.grant.partition, self.position, self.grant.epoch)
         except Exception as error:  # a failing callback must not keep the partition from being handed over
             logger.exception("revoked callback failed for partition %d", self.grant.partition)
-            self._job.fail(HandlerFailed(f"revoked callback, partition {self.grant.partition}: {error!r}"))
+            self._job.fail(HandlerFailed(f"revoked callback, partition {self.grant.partition}: {error_text(error)}"))
         finally:
             self.finished = True
             self._job.wake()
@@ -204,22 +179,20 @@ class Worker:
             self._bell.clear()
             try:
                 batch = self._next_batch()
-            except (Unavailable, Damaged) as error:
-                self._park(error)
+            except Exception as error:
+                self.busy_since = None
+                self._parking.wait(error, until_change=True)
                 continue
-            self.trouble = None
+            self._parking.end()
             if batch is not None:
                 self._handle_batch(batch)
             elif not self._halt:
                 self._bell.wait(min(self._until_told(), self._job.settings.poll_ms / 1000))  # a bell may get lost
 
-    def _park(self, error: PxrsError) -> None:
-        """A log that cannot be read holds this partition, and no other: look again when something changes, or soon."""
-        self.busy_since = None
-        if type(error) is not type(self.trouble):
-            logger.error("partition %d waits: %s", self.grant.partition, error)
-        self.trouble = error
-        self._bell.wait(PARKED_SECONDS)
+    @property
+    def trouble(self) -> PxrsError | None:
+        """What the partition waits for."""
+        return self._parking.trouble
 
     def _next_batch(self) -> pa.RecordBatch | list[Row] | None:
         if self._paused or self._job.clock.monotonic() >= self._job.alive_until:
@@ -233,6 +206,10 @@ class Worker:
         except Expired:  # deleted under a slow reader
             self._advance(self._placed(self.position))
             return self._next_batch()
+        except Unavailable:
+            self._job.sight.failed()
+            raise
+        self._job.sight.worked()
         if batch is None and not self.is_live:
             self.is_live = True
             self._job.wake()
@@ -267,7 +244,9 @@ class Worker:
             after += 1
             try:
                 handle(message)
-            except Exception as error:
+            except _LEAVES:
+                raise
+            except BaseException as error:
                 if not self._rescue(batch, Parcel(message, after - 1, after), error):
                     return
             self.position = after
@@ -283,7 +262,9 @@ class Worker:
             self.busy_since = now
             try:
                 self._keep(job.handler(parcel.payload, self._context))
-            except Exception as error:
+            except _LEAVES:
+                raise
+            except BaseException as error:
                 if not self._rescue(batch, parcel, error):
                     return
             self._advance(parcel.end)
@@ -320,11 +301,11 @@ class Worker:
 
     # ---- failures -----------------------------------------------------------------------------------------------
 
-    def _rescue(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception) -> bool:
+    def _rescue(self, batch: pa.RecordBatch, parcel: Parcel, error: BaseException) -> bool:
         """Try again, then let the policy decide. False: this thread shall stop here, the message is not done."""
         if isinstance(error, StopConsuming):
             return self._leave()
-        found: Exception | None = error
+        found: BaseException | None = error
         if parcel.end - parcel.start > 1:
             return self._rescue_one_by_one(batch, parcel, error)
         tries = 1
@@ -342,9 +323,10 @@ class Worker:
         self._job.stop()
         return False
 
-    def _rescue_one_by_one(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception) -> bool:
+    def _rescue_one_by_one(self, batch: pa.RecordBatch, parcel: Parcel, error: BaseException) -> bool:
         """One bad message must not take its neighbours with it: the pack is handed over in single messages."""
-        logger.warning("handler failed on %d messages, trying them one by one: %r", parcel.end - parcel.start, error)
+        rows = parcel.end - parcel.start
+        logger.warning("handler failed on %d messages, trying them one by one: %s", rows, error_text(error))
         for single in delivery.singles(batch, parcel, self.grant.partition, self._job.deliver):
             if not self._may_take():
                 return False
@@ -354,11 +336,13 @@ class Worker:
             self._advance(single.end)
         return True
 
-    def _try_again(self, parcel: Parcel, attempt: int) -> Exception | None:
+    def _try_again(self, parcel: Parcel, attempt: int) -> BaseException | None:
         self._tally.retried += 1
         try:
             self._keep(self._job.handler(parcel.payload, self._context._replace(attempt=attempt)))
-        except Exception as error:
+        except _LEAVES:
+            raise
+        except BaseException as error:
             return error
         return None
 
@@ -377,23 +361,37 @@ class Worker:
         """Also a retry is work: none may begin once others could have taken the partition over."""
         return not (self._halt or self._paused or self._job.clock.monotonic() >= self._job.alive_until)
 
-    def _settle(self, batch: pa.RecordBatch, parcel: Parcel, error: Exception, tries: int) -> bool:
+    def _settle(self, batch: pa.RecordBatch, parcel: Parcel, error: BaseException, tries: int) -> bool:
         policy, where = self._job.settings.on_failure, f"partition {self.grant.partition} offset {parcel.start}"
         if policy == "stop":
-            failure = HandlerFailed(f"{where}: handler failed {tries} times, last with {error!r}")
+            failure = HandlerFailed(f"{where}: handler failed {tries} times, last with {error_text(error)}")
             failure.__cause__ = error
             self._job.fail(failure)
             self._halt = True
             return False
         if policy == "skip":
             self._tally.skipped += 1
-            logger.error("skipped %s after %d tries: %r", where, tries, error)
+            logger.error("skipped %s after %d tries: %s", where, tries, error_text(error))
             return True
         message = parcel.payload
         if not isinstance(message, Message):
             message = delivery.message_at(batch, parcel.start, self.grant.partition)
-        stack = "".join(traceback.format_exception(error))
-        self._job.dead_letters.keep(message, error, stack, tries, self._context)
-        self._tally.dead_lettered += 1
-        logger.error("dead-lettered %s after %d tries: %r", where, tries, error)
+        if not self._put_aside(message, error, tries):
+            return False
+        logger.error("dead-lettered %s after %d tries: %s", where, tries, error_text(error))
         return True
+
+    def _put_aside(self, message: Message, error: BaseException, tries: int) -> bool:
+        """Into the dead letters; as long as these cannot be written, the partition waits. False: it was given up."""
+        stack = error_stack(error)
+        while self._may_take():
+            try:
+                self._job.dead_letters.keep(message, error, stack, tries, self._context)
+            except Exception as trouble:
+                self.busy_since = None
+                self._parking.wait(trouble)
+                continue
+            self._tally.dead_lettered += 1
+            self._parking.end()
+            return True
+        return False

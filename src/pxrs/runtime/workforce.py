@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from pxrs.errors import PxrsError
 from pxrs.model import Grant
+from pxrs.runtime.job import Job
 from pxrs.runtime.sinkworker import SinkWorker
 from pxrs.runtime.tally import Tally
-from pxrs.runtime.worker import Job, Worker
+from pxrs.runtime.worker import Worker
 
 
 class Workforce:
@@ -63,7 +64,7 @@ class Workforce:
         return worker.position if worker else None
 
     def troubles(self) -> dict[int, PxrsError]:
-        """Partitions that are held up because their log cannot be read, with the reason."""
+        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
         return {p: w.trouble for p, w in list(self.workers.items()) if w.trouble is not None}
 
     def tally(self) -> Tally:
@@ -84,10 +85,19 @@ class Workforce:
 
     def is_stalled(self, now: float) -> bool:
         limit = self.job.settings.progress_limit_ms / 1000
+        if self.job.sight.blindness.is_lost(now):
+            return True
         return any(w.busy_since is not None and now - w.busy_since > limit for w in self._all())
+
+    def is_blind(self) -> bool:
+        settings = self.job.settings
+        if not self.workers:  # nobody reads: it must be known before partitions come whether they could be read
+            self.job.sight.look(min(settings.poll_ms, settings.progress_limit_ms / 3) / 1000)
+        return self.job.sight.blindness.is_blind
 
     def halt(self) -> None:
         """End as a crash would: nothing more is taken, nothing is flushed."""
+        self.job.sight.end()
         for worker in self._all():
             worker.lose()
 

@@ -27,7 +27,7 @@ from pxrs.runtime.queue import Queue
 from pxrs.runtime.report import Report, to_all
 from pxrs.runtime.shares import Shares
 from pxrs.runtime.sink import Sink, bind, check_sink
-from pxrs.runtime.worker import Tally
+from pxrs.runtime.tally import Tally
 from pxrs.settings import Settings
 from pxrs.spark.progress import live_line
 from pxrs.spark.runner import Process, Runner, about
@@ -159,7 +159,7 @@ class Pipeline:
 
     @property
     def troubles(self) -> dict[int, PxrsError]:
-        """Partitions that are held up because their log cannot be read, with the reason."""
+        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
         return self._shares.troubles()
 
     @property

@@ -122,7 +122,7 @@ class Runner:
             with suppress(Exception):  # Spark may be gone already, and with it all that could be cancelled
                 self._spark.sparkContext.cancelJobGroup(self._running)
 
-    def is_fatal(self, error: Exception) -> bool:
+    def is_fatal(self, error: BaseException) -> bool:
         """Whether Spark itself is gone: then no batch can run, and no message is to blame."""
         if isinstance(error, Py4JNetworkError | ConnectionError):
             return True

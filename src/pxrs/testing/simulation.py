@@ -93,6 +93,12 @@ class SimulatedWork:
     def is_stalled(self, now: float) -> bool:  # noqa: ARG002 - simulated handlers always end
         return False
 
+    def is_blind(self) -> bool:
+        return False
+
+    def troubles(self) -> dict[int, PxrsError]:
+        return {}
+
     def _later(self, task: _Task) -> None:
         world = self._cluster.world
         world.at(
