@@ -52,6 +52,9 @@ class Conflict(PxrsError):
 class Fenced(PxrsError):
     """The epoch has moved on: this owner lost the partition. Stop now and write nothing."""
 
+    by_seek = False
+    """Whether an operator's seek has moved it on: then nobody was late, and nothing is wrong."""
+
 
 class DuplicateMember(Fenced):
     """A newer process has registered under this member id. The newer one wins; give each process its own id."""

@@ -31,6 +31,9 @@ __all__ = [
     "check_name",
 ]
 
+EVICTED_LENGTH = 32
+"""How many lives that were put out a group row remembers."""
+
 HISTORY_LENGTH = 8
 """How many past owners a partition row remembers."""
 
@@ -160,11 +163,25 @@ class Partition(NamedTuple):
 
 
 class MemberState(StrEnum):
-    """What a member says of itself. A stalled one beats but makes no progress; it gets no partitions if others can."""
+    """What a member says of itself. A stalled one beats but makes no progress; it gets no partitions if others can.
+
+    A word that this version does not know was written by a later one. It is kept as it stands, so that it is never
+    written back as something else; such a member is alive, and gets no partitions.
+    """
 
     ACTIVE = "active"
     STALLED = "stalled"
     LEAVING = "leaving"
+
+    @classmethod
+    def _missing_(cls, value: object) -> MemberState:
+        state = str.__new__(cls, value)
+        state._name_, state._value_ = "OTHER", str(value)
+        return state
+
+    @property
+    def is_known(self) -> bool:
+        return self.name in MemberState.__members__
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +236,8 @@ class Group:
     """The id of the log that the checkpoints belong to."""
     born: str = ""
     """A random name, given when the group was made: one made again after a wipe has another."""
+    evicted: tuple[str, ...] = ()
+    """Lives of members that were put out, the last of them: one that was asleep meanwhile finds itself here."""
 
 
 class Message(NamedTuple):

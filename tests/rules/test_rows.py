@@ -68,7 +68,7 @@ def test_damage_is_named(kind: str) -> None:
         with pytest.raises(Damaged, match=kind):
             READ[kind](data)
     fields = json.loads(GOLDEN[kind])
-    broken = {"partition": {"cause": "?"}, "member": {"state": "?"}, "group": {"members": 3}}[kind]
+    broken = {"partition": {"cause": "?"}, "member": {"state": 3}, "group": {"members": 3}}[kind]
     with pytest.raises(Damaged, match=kind):
         READ[kind](json.dumps(fields | broken).encode())
 

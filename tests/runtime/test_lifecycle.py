@@ -374,7 +374,7 @@ def test_the_word_that_a_member_leaves_is_repeated_until_it_is_stored(monkeypatc
         def extend(self, until: float) -> None: ...
 
     registry = a_registry(MemoryStore())
-    pulse = Pulse(registry, Idle(), MemberRow("A", "1"), PATIENT, silent)  # type: ignore[arg-type]
+    pulse = Pulse(registry, Idle(), MemberRow("A", "1"), PATIENT, silent, lambda: 0.0)  # type: ignore[arg-type]
     pulse.keep(0.0)
     sound = registry.set_state
 

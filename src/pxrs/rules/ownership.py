@@ -98,10 +98,12 @@ def require_mine(row: Partition, grant: Grant) -> None:
             "the registry store lost writes or was restored from a copy"
         )
     holder = row.owner.id if row.owner else "nobody"
-    raise Fenced(
+    fenced = Fenced(
         f"partition {row.number}: {grant.owner.id!r} wrote with epoch {grant.epoch}, "
         f"but it is at epoch {row.epoch}, owned by {holder!r}"
     )
+    fenced.by_seek = row.cause is Cause.SEEK
+    raise fenced
 
 
 def check_position(partition: int, position: object, end: int | None = None) -> None:

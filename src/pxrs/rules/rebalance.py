@@ -66,8 +66,9 @@ def eligible(members: Iterable[MemberRow], dead: frozenset[str], planned: tuple[
 
     Where nobody can read the log, to move partitions would help nobody: a stalled member stays in the present plan
     (``planned``). One that is not in it any more, because it could not read, comes back when it can.
+    One in a state that this version does not know is alive, and gets none.
     """
-    alive = [m for m in members if m.id not in dead and m.state is not MemberState.LEAVING]
+    alive = [m for m in members if m.id not in dead and m.state in (MemberState.ACTIVE, MemberState.STALLED)]
     able = [m for m in alive if m.state is MemberState.ACTIVE]
     if all(m.blind for m in able):
         able += [m for m in alive if m.state is MemberState.STALLED and (m.id in planned or not m.blind)]

@@ -1,7 +1,8 @@
 """How the registry's rows look as bytes: JSON that a person can read, with a format version in each row.
 
 A row of a higher version was written by a later PXRS: it is refused, because writing it back would lose
-what this version does not understand.
+what this version does not understand. Every field is checked when a row is read: one that is not what it should be
+makes the row ``Damaged``, so that nobody works with it, claims it or writes it back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,20 @@ from typing import Any
 
 from pxrs.errors import Damaged, NewerFormat
 from pxrs.model import Cause, Group, MemberRow, MemberState, Owner, Partition, Tenure
+from pxrs.rules.fields import (
+    LIMIT,
+    BadField,
+    flag,
+    items,
+    mapping,
+    moment,
+    parse,
+    shown,
+    text,
+    text_or_none,
+    whole,
+    whole_or_none,
+)
 
 FORMAT = 1
 
@@ -25,19 +40,29 @@ def _dump(fields: dict[str, Any]) -> bytes:
     return _encode({"v": FORMAT, **fields}).encode()
 
 
-def _load(what: str, data: bytes) -> dict[str, Any]:
+def load(what: str, data: bytes) -> dict[str, Any]:
+    """The fields of any row that bears a format number, as yet unchecked. ``what`` names the row in errors."""
     try:
-        fields = json.loads(data)
-        version = fields["v"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise Damaged(f"registry row {what} is not readable: {data[:60]!r}") from error
+        fields = mapping("the row", parse(data))
+        version = whole("v", fields.get("v"))
+    except BadField as error:
+        raise damaged(what, error) from None
     if version != FORMAT:
         raise NewerFormat(f"registry row {what} has format {version!r}; this version of PXRS knows {FORMAT}")
-    return dict(fields)
+    return fields
 
 
-def _owner(pair: Any) -> Owner | None:
-    return None if pair is None else Owner(*pair)
+def damaged(what: str, error: Exception) -> Damaged:
+    """The error about a row of which a field is missing or wrong."""
+    why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return Damaged(f"registry row {what} is not readable: {why}")
+
+
+def _owner(name: str, pair: Any) -> Owner | None:
+    if pair is None:
+        return None
+    member, life = items(name, pair, 2)
+    return Owner(text(name, member), text(name, life))
 
 
 def encode_partition(row: Partition) -> bytes:
@@ -58,20 +83,36 @@ def _around_progress(
 @lru_cache(maxsize=8192)  # rows are immutable and polled far more often than they change
 def decode_partition(number: int, data: bytes) -> Partition:
     what = f"partition {number}"
-    fields = _load(what, data)
+    fields = load(what, data)
     try:
         return Partition(
             number,
-            _owner(fields["owner"]),
-            fields["epoch"],
-            fields["checkpoint"],
-            Cause(fields["cause"]),
-            fields["paused"],
-            fields["note"],
-            tuple(Tenure(*line) for line in fields["history"]),
+            _owner("owner", fields["owner"]),
+            whole("epoch", fields["epoch"]),
+            whole_or_none("checkpoint", fields["checkpoint"]),
+            _cause(fields["cause"]),
+            flag("paused", fields["paused"]),
+            text("note", fields["note"]),
+            tuple([_tenure(line) for line in items("history", fields["history"])]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise Damaged(f"registry row {what} has a bad field: {error}") from error
+    except (KeyError, BadField) as error:
+        raise damaged(what, error) from None
+
+
+def _cause(word: Any) -> Cause:
+    try:
+        return Cause(word)
+    except ValueError:
+        raise BadField(f"cause is {shown(word)}, which is none of {', '.join(Cause)}") from None
+
+
+def _tenure(line: Any) -> Tenure:
+    name = "a line of history"
+    owner, epoch, since, cause = items(name, line, 4)
+    typed = type(owner) is type(cause) is str and type(epoch) is int and type(since) is float
+    if typed and 0 <= epoch < LIMIT and 0 <= since < LIMIT:
+        return Tenure(owner, epoch, since, cause)  # as nearly all are: eight of them stand in each row
+    return Tenure(text_or_none(name, owner), whole(name, epoch), moment(name, since), text(name, cause))
 
 
 def encode_member(row: MemberRow) -> bytes:
@@ -95,23 +136,28 @@ def encode_member(row: MemberRow) -> bytes:
 @lru_cache(maxsize=1024)
 def decode_member(name: str, data: bytes) -> MemberRow:
     what = f"member {name!r}"
-    fields = _load(what, data)
+    fields = load(what, data)
     try:
         return MemberRow(
             name,
-            fields["inc"],
-            fields["beat"],
-            MemberState(fields["state"]),
-            fields["lease_ms"],
-            fields["grace_ms"],
-            fields["joined"],
-            tuple(fields["info"].items()),
-            fields.get("seen", 0.0),
-            tuple((partition, reason) for partition, reason in fields.get("parked", ())),
-            fields.get("blind", False),
+            text("inc", fields["inc"]),
+            whole("beat", fields["beat"]),
+            MemberState(text("state", fields["state"])),
+            whole("lease_ms", fields["lease_ms"]),
+            whole("grace_ms", fields["grace_ms"]),
+            moment("joined", fields["joined"]),
+            tuple([(key, text(key, value)) for key, value in mapping("info", fields["info"]).items()]),
+            moment("seen", fields.get("seen", 0.0)),
+            tuple([_parked(pair) for pair in items("parked", fields.get("parked", []))]),
+            flag("blind", fields.get("blind", False)),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Damaged(f"registry row {what} has a bad field: {error}") from error
+    except (KeyError, BadField) as error:
+        raise damaged(what, error) from None
+
+
+def _parked(pair: Any) -> tuple[int, str]:
+    partition, reason = items("parked", pair, 2)
+    return whole("parked", partition), text("parked", reason)
 
 
 def encode_group(row: Group) -> bytes:
@@ -129,6 +175,7 @@ def encode_group(row: Group) -> bytes:
             "leader_epoch": row.leader_epoch,
             "log": row.log,
             **({"born": row.born} if row.born else {}),
+            **({"evicted": row.evicted} if row.evicted else {}),
         }
     )
 
@@ -136,21 +183,26 @@ def encode_group(row: Group) -> bytes:
 @lru_cache(maxsize=256)
 def decode_group(name: str, data: bytes) -> Group:
     what = f"group {name!r}"
-    fields = _load(what, data)
+    fields = load(what, data)
     try:
         return Group(
-            fields["partitions"],
-            fields["hash"],
-            fields["reduce"],
-            fields["assignor"],
-            fields["generation"],
-            tuple(fields["members"]),
-            fields["target"],
-            fields["reason"],
-            _owner(fields["leader"]),
-            fields["leader_epoch"],
-            fields["log"],
-            fields.get("born", ""),  # groups of PXRS before 0.4 have none
+            whole("partitions", fields["partitions"]),
+            text("hash", fields["hash"]),
+            text("reduce", fields["reduce"]),
+            text("assignor", fields["assignor"]),
+            whole("generation", fields["generation"]),
+            _texts("members", fields["members"]),
+            text_or_none("target", fields["target"]),
+            text("reason", fields["reason"]),
+            _owner("leader", fields["leader"]),
+            whole("leader_epoch", fields["leader_epoch"]),
+            text("log", fields["log"]),
+            text("born", fields.get("born", "")),  # groups of PXRS before 0.4 have none
+            _texts("evicted", fields.get("evicted", [])),  # groups of PXRS before 0.6 have none
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise Damaged(f"registry row {what} has a bad field: {error}") from error
+    except (KeyError, BadField) as error:
+        raise damaged(what, error) from None
+
+
+def _texts(name: str, values: Any) -> tuple[str, ...]:
+    return tuple([text(name, value) for value in items(name, values)])

@@ -45,7 +45,7 @@ class Commits:
         handles: Mapping[int, Handle],
         settings: Settings,
         report: Report,
-        drop: Callable[[int], None],
+        drop: Callable[..., None],
     ) -> None:
         self.trouble: PxrsError | None = None
         self._registry = registry
@@ -102,6 +102,8 @@ class Commits:
                 self._handles[grant.partition].in_doubt = True
 
     def _hear(self, asked: Submitted, error: PxrsError) -> None:
+        if isinstance(error, Fenced) and error.by_seek:
+            return  # an operator has moved it: the row tells, when it is read again
         if isinstance(error, Fenced):
             member = next(iter(asked.positions)).owner.id
             self._report("refused", {"member": member, "partition": None, "error": str(error)})
@@ -177,9 +179,10 @@ class Commits:
         if isinstance(result, WentBack | BadCheckpoint):
             raise result  # the store, or the work, is not what it should be: end loudly
         if isinstance(result, Fenced):
-            facts = {"member": handle.grant.owner.id, "partition": number, "error": str(result)}
-            self._report("refused", facts)
-            self._drop(number)
+            if not result.by_seek:
+                facts = {"member": handle.grant.owner.id, "partition": number, "error": str(result)}
+                self._report("refused", facts)
+            self._drop(number, sought=result.by_seek)
         elif isinstance(result, Held):
             self._stored(handle, result, position, now)
         else:

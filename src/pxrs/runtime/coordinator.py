@@ -200,7 +200,7 @@ class Coordinator:
         """Free what its owner cannot or does not give up; notice when everything is where it belongs."""
         waiting: list[int] = []
         forced: dict[int, Owner] = {}
-        for row in self._registry.partitions():
+        for row in self._registry.readable_partitions():  # a damaged one is nobody's until it is mended
             wanted = target.owner(row.number)
             if rebalance.is_settled(row, wanted, members):
                 self._overdue.pop(row.number, None)

@@ -16,12 +16,14 @@ _WARNINGS = {
     "created_behind": "{group}: {member} made this group anew, without checkpoints, over a log of {messages} messages; "
     "if the group has consumed them before, its registry was lost: set the checkpoints with `pxrs group seek`",
     "stalled": "{group}: {member} beats but makes no progress; its partitions go to others",
+    "damaged": "{group}: {member} leaves partition {partition} alone: {error}",
     "troubled": "{group}: {member} will try again: {error}",
 }
 _NOTES = {
     "created": "{group}: {member} made this group",
     "joined": "{group}: {member} joined",
     "left": "{group}: {member} left",
+    "sought": "{group}: partition {partition} was moved by a seek; {member} goes on at the new place",
     "elected": "{group}: {member} leads (leader epoch {leader_epoch})",
     "active": "{group}: {member} makes progress again",
     "batch": "{group}: {member} batch {batch} {outcome}: {rows} rows in {seconds:.3f} s, {owned} partitions, lag {lag}",

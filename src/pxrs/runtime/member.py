@@ -13,8 +13,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from pxrs.clock import Clock
-from pxrs.errors import BadCheckpoint, Conflict, DuplicateMember, Fenced, PxrsError, Unavailable, Unknown, WentBack
-from pxrs.model import Grant, Group, MemberRow, Owner, Partition
+from pxrs.errors import (
+    BadCheckpoint,
+    Conflict,
+    Damaged,
+    DuplicateMember,
+    Fenced,
+    PxrsError,
+    Unavailable,
+    Unknown,
+    WentBack,
+)
+from pxrs.model import Cause, Grant, Group, MemberRow, Owner, Partition
 from pxrs.rules import rebalance
 from pxrs.rules.rebalance import Mode, Step
 from pxrs.rules.targets import Target
@@ -23,7 +33,8 @@ from pxrs.runtime.coordinator import Coordinator
 from pxrs.runtime.pulse import Pulse
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report
-from pxrs.runtime.rows import Held
+from pxrs.runtime.rows import Held, is_bad_row
+from pxrs.runtime.spoilt import Spoilt
 from pxrs.runtime.work import Handle, Work
 from pxrs.settings import Settings
 
@@ -48,10 +59,11 @@ class Member:
         self.coordinator = Coordinator(registry, self.me, settings, clock, nonce, report)
         self.handles: dict[int, Handle] = {}
         self.error: PxrsError | None = None
+        self.damaged = Spoilt(row.id, report)
         self.gone = False
         self._registry = registry
         self._work = work
-        self._pulse = Pulse(registry, work, row, settings, report)
+        self._pulse = Pulse(registry, work, row, settings, report, clock.wall)
         self._settings = settings
         self._clock = clock
         self._report = report
@@ -132,10 +144,12 @@ class Member:
     def _do(self, part: Callable[[float], None], now: float) -> None:
         try:
             part(now)
-        except (Unavailable, Conflict, Unknown) as error:
-            self._trouble = error
         except (Fenced, WentBack, BadCheckpoint) as error:
             self._give_up(error)
+        except (Unavailable, Conflict, Unknown, Damaged) as error:
+            if isinstance(error, Damaged) and not is_bad_row(error):
+                raise
+            self._trouble = error
 
     # ---- staying alive ----------------------------------------------------------------------------------------
 
@@ -199,11 +213,13 @@ class Member:
     def _reconcile(self, now: float) -> None:
         wanted = self._wanted()
         numbers = sorted(wanted | self.handles.keys() | self._doubtful)
-        rows = self._registry.read_partitions(numbers) if numbers else {}
+        rows = self.damaged.sort_out(self._registry.read_partitions_each(numbers) if numbers else {})
         steps: dict[Step, list[int]] = {step: [] for step in Step}
-        for number in numbers:
+        for number in rows:
             steps[self._next_step(number, rows[number], number in wanted)].append(number)
-        self._drop_lost(steps[Step.DROP])
+        self._drop_lost([number for number in self.damaged if number in self.handles])
+        for number in steps[Step.DROP]:
+            self._drop(number, lost=True, sought=rows[number].row.cause is Cause.SEEK)
         self._keep(steps[Step.KEEP], rows)
         self._release([*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]], rows)
         self._give_back(steps[Step.GIVE_BACK])
@@ -252,7 +268,7 @@ class Member:
         if isinstance(result, WentBack):
             raise result
         if isinstance(result, Fenced):
-            self._drop(number, lost=True)
+            self._drop(number, lost=True, sought=result.by_seek)
         elif isinstance(result, Held):
             epoch = self.handles[number].grant.epoch
             self._drop(number, lost=False)
@@ -295,12 +311,13 @@ class Member:
         self._report("claimed", facts)
         self._work.start(grant, row.checkpoint, row.paused, row.note)
 
-    def _drop(self, number: int, lost: bool) -> None:
+    def _drop(self, number: int, lost: bool, sought: bool = False) -> None:
         handle = self.handles.pop(number)
         self._work.stop(number, lost)
         if lost:
             self._polled = True  # it may be free for us again at once: a seek does that
-            self._report("lost", {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch})
+            kind = "sought" if sought else "lost"
+            self._report(kind, {"member": self.me.id, "partition": number, "epoch": handle.grant.epoch})
 
     # ---- committing, leading and leaving ------------------------------------------------------------------------
 

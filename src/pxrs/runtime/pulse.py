@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pxrs.errors import PxrsError, masked
@@ -23,7 +23,15 @@ PARKED_CHARACTERS = 200
 class Pulse:
     """The row of one member, kept alive. Fenced as soon as a newer life, or an eviction, stands in it."""
 
-    def __init__(self, registry: Registry, work: Work, row: MemberRow, settings: Settings, report: Report) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        work: Work,
+        row: MemberRow,
+        settings: Settings,
+        report: Report,
+        wall: Callable[[], float],
+    ) -> None:
         self.joined = False
         self.asked_to_leave = False
         self.confirmed_at = 0.0
@@ -35,23 +43,28 @@ class Pulse:
         self._row = row
         self._settings = settings
         self._report = report
+        self._wall = wall
         self._held: Held[MemberRow | None] | None = None
         self._leaving = False
 
     def keep(self, now: float) -> None:
         """Join, or beat if it is time."""
         if not self.joined:
-            self._held = self._registry.register(self._row)
+            self._held = self._registry.register(self._as_of_now())
             self.joined = True
             self._confirmed(now)
             self._report("joined", {"member": self._row.id, "inc": self._row.inc})
         elif now >= self.next_beat:
             known, self._held = self._held, None
-            self._row = replace(self._row, parked=_parked(self._work.troubles()), blind=self._work.is_blind())
-            self._held = self._registry.beat(self._row, known)
+            self._held = self._registry.beat(self._as_of_now(), known)
             self._confirmed(now)
             self.look(self._held.row)
             self._show_progress(now)
+
+    def _as_of_now(self) -> MemberRow:
+        """This member's row with what people want to know of it, and whether it can read its log."""
+        parked, blind = _parked(self._work.troubles()), self._work.is_blind()
+        return replace(self._row, seen=self._wall(), parked=parked, blind=blind)
 
     def look(self, row: MemberRow | None) -> bool:
         """Read what others have written into this member's row. True: an operator asks it to leave."""
@@ -84,7 +97,7 @@ class Pulse:
         """Alive is not working: a member without progress says so, and the leader plans without it."""
         state = MemberState.STALLED if self._work.is_stalled(now) else MemberState.ACTIVE
         row = self._held.row if self._held else None
-        if row is None or row.state in (state, MemberState.LEAVING):
+        if row is None or row.state in (state, MemberState.LEAVING) or not row.state.is_known:
             return
         self._row = replace(self._row, state=state)
         self._held = self._registry.set_state(self._row.owner, state)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from pxrs.clock import Clock
-from pxrs.errors import Conflict, Fenced, NotFound, PxrsError, Unknown
+from pxrs.errors import Conflict, Damaged, Fenced, NewerFormat, NotFound, PxrsError, Unknown
 from pxrs.model import (
     Grant,
     Group,
@@ -29,7 +29,7 @@ from pxrs.runtime.joined import change_within
 from pxrs.runtime.keys import Keys
 from pxrs.runtime.kinds import Kinds, last_part, missing
 from pxrs.runtime.recorded import check_recorded
-from pxrs.runtime.rows import Held, Rows, Rule
+from pxrs.runtime.rows import WAY_OUT, Held, Rows, Rule
 from pxrs.runtime.seen import Seen
 from pxrs.runtime.sink import Transaction
 from pxrs.stores.base import ABSENT, Store, Swap, Verdict
@@ -123,7 +123,12 @@ class Registry:
     def target(self, key: str) -> Target | None:
         """A target by its key. None means that it was replaced meanwhile: read the group again."""
         row = self.store.read([key])[0]
-        return None if row is None else Target.decode(row.value)
+        try:
+            return None if row is None else Target.decode(row.value)
+        except NewerFormat:
+            raise
+        except Damaged as error:
+            raise Damaged(f"{key}: {error}; {WAY_OUT}") from error
 
     def _forget_targets(self, lead: Grant, keep: str) -> None:
         """Targets of earlier leaders and earlier plans of this one: nobody will be pointed at them again."""
@@ -191,8 +196,12 @@ class Registry:
         return self._members.read([name])[name]
 
     def members(self) -> list[MemberRow]:
-        """All registered members, sorted by id."""
-        return [held.row for held in self._members.scan(self.keys.members).values() if held.row is not None]
+        """All registered members, sorted by id. One whose row cannot be read counts as gone: it cannot beat either."""
+        return [held.row for held in self.members_each().values() if isinstance(held, Held) and held.row is not None]
+
+    def members_each(self) -> Mapping[str, Held[MemberRow | None] | Damaged]:
+        """The rows of all members by id; the error where a row cannot be read."""
+        return self._members.scan_each(self.keys.members)
 
     def _known_member(self, row: MemberRow | None, name: str) -> MemberRow:
         if row is None:
@@ -207,6 +216,17 @@ class Registry:
     def partitions(self) -> list[Partition]:
         """All partition rows, in order."""
         return [held.row for held in self._partitions.scan(self.keys.partitions).values()]
+
+    def partitions_each(self) -> dict[int, Held[Partition] | Damaged]:
+        """All partition rows by number; the error where a row cannot be read."""
+        return self._partitions.scan_each(self.keys.partitions)
+
+    def read_partitions_each(self, numbers: Sequence[int]) -> dict[int, Held[Partition] | Damaged]:
+        return self._partitions.read_each(numbers)
+
+    def readable_partitions(self) -> list[Partition]:
+        """The partition rows that can be read, in order."""
+        return [held.row for held in self.partitions_each().values() if isinstance(held, Held)]
 
     def partition(self, number: int) -> Partition:
         return self._partitions.read([number])[number].row
@@ -308,7 +328,7 @@ class Registry:
 
     def release_all(self, me: Owner) -> Changed:
         """Free everything that this life of a member still holds in the rows, checkpoints as they stand."""
-        held = [row.number for row in self.partitions() if row.owner == me]
+        held = [row.number for row in self.readable_partitions() if row.owner == me]
         return self.give_back(held, me)
 
     def give_back(self, numbers: Iterable[int], me: Owner) -> Changed:

@@ -11,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
-from pxrs.errors import Conflict, PxrsError, Unknown
+from pxrs.errors import Conflict, Damaged, PxrsError, Unknown
 from pxrs.runtime.bell import Bell
 from pxrs.stores.base import ABSENT, Outcome, Row, Store, Swap, Verdict
 
 N = TypeVar("N")
 T = TypeVar("T")
+
+WAY_OUT = (
+    "nothing was written. `pxrs registry dump` shows the row; put a good one back with `pxrs registry load --force`"
+)
+"""What an operator can do about a row that cannot be read."""
 
 TRIES = 5
 """How often a swap that lost a race is decided anew before the caller hears of it."""
@@ -62,17 +67,40 @@ class Rows(Generic[N, T]):
     def read(self, names: Collection[N]) -> dict[N, Held[T]]:
         return {name: self._held(name, row) for name, row in self._stored(names)}
 
+    def read_each(self, names: Collection[N]) -> dict[N, Held[T] | Damaged]:
+        """The same, with an answer for each row: a damaged one spoils no other."""
+        return {name: self._held_or_damaged(name, row) for name, row in self._stored(names)}
+
     def _stored(self, names: Collection[N]) -> Iterator[tuple[N, Row | None]]:
         return zip(names, self._store.read([self._kind.key(name) for name in names]), strict=True)
 
     def _held(self, name: N, row: Row | None) -> Held[T]:
         kind = self._kind
-        return Held(kind.absent(name), ABSENT) if row is None else Held(kind.decode(name, row.value), row.version)
+        if row is None:
+            return Held(kind.absent(name), ABSENT)
+        try:
+            return Held(kind.decode(name, row.value), row.version)
+        except Damaged as error:
+            if not is_bad_row(error):
+                raise
+            raise Damaged(f"{row.key}: {error}; {WAY_OUT}") from error
+
+    def _held_or_damaged(self, name: N, row: Row | None) -> Held[T] | Damaged:
+        try:
+            return self._held(name, row)
+        except Damaged as error:
+            if not is_bad_row(error):
+                raise
+            return error
 
     def scan(self, prefix: str) -> dict[N, Held[T]]:
-        kind = self._kind
-        named = ((kind.name(row.key), row) for row in self._store.scan(prefix))
-        return {name: Held(kind.decode(name, row.value), row.version) for name, row in named}
+        named = ((self._kind.name(row.key), row) for row in self._store.scan(prefix))
+        return {name: self._held(name, row) for name, row in named}
+
+    def scan_each(self, prefix: str) -> dict[N, Held[T] | Damaged]:
+        """The same, with an answer for each row: a damaged one spoils no other."""
+        named = ((self._kind.name(row.key), row) for row in self._store.scan(prefix))
+        return {name: self._held_or_damaged(name, row) for name, row in named}
 
     def create(self, rows: Mapping[N, T]) -> None:
         """Make these rows where they are absent; what is there stays as it is."""
@@ -135,13 +163,13 @@ class Rows(Generic[N, T]):
     def _look(
         self, names: Collection[N], known: Mapping[N, Held[T]], results: Results[N, T]
     ) -> tuple[dict[N, Held[T]], list[N]]:
-        """All rows that are there, or may be absent, and their names. One that must not be absent spoils no other."""
+        """All rows that are there, or may be absent, and their names. One that is damaged or missing spoils no other."""
         held = {name: known[name] for name in names if name in known}
         for name, row in self._stored([name for name in names if name not in known]):
             try:
                 held[name] = self._held(name, row)
             except PxrsError as error:
-                if row is not None:
+                if row is not None and not is_bad_row(error):
                     raise
                 results[name] = error
         return held, [name for name in names if name in held]
@@ -186,6 +214,11 @@ class Rows(Generic[N, T]):
     def _as_swap(self, name: N, expect: int, row: T) -> Swap:
         kind = self._kind
         return Swap(kind.key(name), expect, kind.encode(row), kind.ttl_ms(row))
+
+
+def is_bad_row(error: PxrsError) -> bool:
+    """Whether it says that one row cannot be read; not that the whole store is old, or too new for this version."""
+    return type(error) is Damaged
 
 
 def judge(key: str, row: T, outcome: Outcome) -> Held[T] | Unknown | None:
