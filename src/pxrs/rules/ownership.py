@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pxrs.errors import BadCheckpoint, Conflict, Fenced, WentBack
-from pxrs.model import Cause, Grant, Group, MemberRow, MemberState, Owner, Partition, with_history
+from pxrs.model import EVICTED_LENGTH, Cause, Grant, Group, MemberRow, MemberState, Owner, Partition, with_history
 
 # ---- partition rows -------------------------------------------------------------------------------------
 
@@ -166,6 +166,16 @@ def publish(group: Group, lead: Grant, members: tuple[str, ...], target: str, re
     """Point the group at a new target. Only the leader of this very epoch may: a deposed one is refused."""
     require_lead(group, lead)
     return replace(group, generation=group.generation + 1, members=members, target=target, reason=reason)
+
+
+def put_out(group: Group, life: str) -> Group:
+    """Write down that this life of a member was put out: should it wake up later, it finds itself here, and stops."""
+    return replace(group, evicted=(*(one for one in group.evicted if one != life), life)[-EVICTED_LENGTH:])
+
+
+def require_not_put_out(group: Group, me: Owner) -> None:
+    if me.inc in group.evicted:
+        raise Fenced(f"member {me.id!r} was evicted")
 
 
 def resign(group: Group, lead: Grant) -> Group:

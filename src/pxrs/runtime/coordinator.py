@@ -248,7 +248,7 @@ class Coordinator:
 
     def _clear_away(self, group: Group, members: dict[str, MemberRow], dead: frozenset[str]) -> None:
         for name in sorted(dead):
-            if name not in group.members and not members[name].is_evicted:
+            if name not in group.members:
                 try:
                     self._registry.remove_member(members[name])
                 except (Conflict, Unknown):

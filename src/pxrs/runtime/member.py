@@ -10,6 +10,7 @@ A handle is born in one way only: from the success of this process's own claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 from pxrs.clock import Clock
@@ -25,7 +26,7 @@ from pxrs.errors import (
     WentBack,
 )
 from pxrs.model import Cause, Grant, Group, MemberRow, Owner, Partition
-from pxrs.rules import rebalance
+from pxrs.rules import ownership, rebalance
 from pxrs.rules.rebalance import Mode, Step
 from pxrs.rules.targets import Target
 from pxrs.runtime.commits import Commits
@@ -170,6 +171,9 @@ class Member:
         for partition in list(self.handles):
             self._drop(partition, lost=True)
         self.error = error
+        if isinstance(error, Fenced):
+            with suppress(PxrsError):  # a newer life stands there, or the store does not answer: the leader clears up
+                self._registry.eviction.clear_mark(self.me)
         self._report("fenced", {"member": self.me.id, "error": str(error)})
 
     # ---- following the target -----------------------------------------------------------------------------------
@@ -198,6 +202,7 @@ class Member:
         group = self._registry.find_group()
         if group is None:
             raise WentBack(f"group {self._registry.group_name!r} has vanished: the registry store was wiped")
+        ownership.require_not_put_out(group, self.me)
         self._obey(self._pulse.look(self._registry.member(self.me.id).row))
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)

@@ -25,6 +25,7 @@ from pxrs.model import (
 from pxrs.rules import ownership, rebalance
 from pxrs.rules.targets import Target
 from pxrs.runtime.bell import Bell
+from pxrs.runtime.eviction import Eviction
 from pxrs.runtime.joined import change_within
 from pxrs.runtime.keys import Keys
 from pxrs.runtime.kinds import Kinds, last_part, missing
@@ -59,6 +60,7 @@ class Registry:
         self._groups = Rows(store, kinds.group)
         self._members = Rows(store, kinds.member)
         self._partitions = Rows(store, kinds.partition)
+        self.eviction = Eviction(group, self._groups, self._members, self.bell)
 
     # ---- the group ------------------------------------------------------------------------------------
 
@@ -178,11 +180,7 @@ class Registry:
 
     def evict(self, name: str, tombstone: str) -> None:
         """Put a member out: its process is fenced at its next beat, its partitions go to others."""
-        self._members.change_one(
-            name,
-            lambda row: ownership.evict(self._known_member(row, name), tombstone),
-            bell=self.bell,
-        )
+        self.eviction.put_out(name, tombstone)
 
     def drain(self, name: str) -> None:
         """Ask a member to leave cleanly."""

@@ -163,7 +163,7 @@ class Rows(Generic[N, T]):
     def _look(
         self, names: Collection[N], known: Mapping[N, Held[T]], results: Results[N, T]
     ) -> tuple[dict[N, Held[T]], list[N]]:
-        """All rows that are there, or may be absent, and their names. One that is damaged or missing spoils no other."""
+        """All rows that are there, or may be absent, and their names. A damaged or missing one spoils no other."""
         held = {name: known[name] for name in names if name in known}
         for name, row in self._stored([name for name in names if name not in known]):
             try:
