@@ -8,6 +8,7 @@ has not looked for a lease, because the whole machine slept.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum
 from typing import NamedTuple
 
 from pxrs.model import MemberRow
@@ -64,3 +65,68 @@ class Watch:
 
 def _limits(row: MemberRow) -> tuple[int, int]:
     return row.lease_ms, row.patience_ms
+
+
+# ---- for people: nothing that is decided here changes a row ----------------------------------------------------------
+
+
+class Sign(Enum):
+    """What an onlooker can say of a member now."""
+
+    ALIVE = "it shows life"
+    DEAD = "its counter stood still while it was looked at, and by its own time it has been silent for a lease"
+    OPEN = "it has to be looked at again, a beat later"
+
+
+BEAT_SHARE = 0.4
+"""In this part of its lease a member beats at least once: a third of it, and a bit for a busy machine."""
+
+
+def has_fresh_time(row: MemberRow, wall: float) -> bool:
+    """Whether its last beat is younger than its lease, by both wall clocks. "No" means nothing: clocks can differ."""
+    return 0 <= (wall - row.seen) * 1000 < row.lease_ms
+
+
+def beat_seconds(row: MemberRow) -> float:
+    """How long to wait for its next beat before one may say that there was none."""
+    return row.lease_ms * BEAT_SHARE / 1000
+
+
+class _Sight(NamedTuple):
+    """A counter as it was first seen at its present number, when that was, and whether it has ever moved."""
+
+    life: str
+    beat: int
+    since: float
+    moved: bool
+
+
+class Onlooker:
+    """Tells people who is alive, from outside the group. Kept between looks, it needs no second one.
+
+    The time in a row saves the second look where clocks agree. Where it says nothing, only the counter counts: one
+    that moved is alive, whatever the clocks say.
+    """
+
+    def __init__(self) -> None:
+        self._sights: dict[str, _Sight] = {}
+
+    def see(self, rows: Iterable[MemberRow], now: float) -> None:
+        """Take in the rows as they are now. Members that are not among them are forgotten."""
+        self._sights = {row.id: self._sight(row, now) for row in rows}
+
+    def _sight(self, row: MemberRow, now: float) -> _Sight:
+        before = self._sights.get(row.id)
+        if before is None:
+            return _Sight(row.inc, row.beat, now, moved=False)
+        if (before.life, before.beat) != (row.inc, row.beat):
+            return _Sight(row.inc, row.beat, now, moved=True)
+        return before
+
+    def judge(self, row: MemberRow, wall: float, now: float) -> Sign:
+        """What can be said of one of the rows that were last seen."""
+        sight = self._sights[row.id]
+        silent = now - sight.since
+        if has_fresh_time(row, wall) or (sight.moved and silent * 1000 < row.lease_ms):
+            return Sign.ALIVE
+        return Sign.DEAD if sight.moved or silent >= beat_seconds(row) else Sign.OPEN

@@ -18,6 +18,7 @@ from pxrs.errors import Conflict, NotFound
 from pxrs.logs.base import ENTRY_SCHEMA, Log, Stamp
 from pxrs.model import Message
 from pxrs.runtime.delivery import Context, messages_of
+from pxrs.runtime.letters_seen import Waiting, waiting_in
 from pxrs.stores.base import ABSENT, Store, Swap, Verdict
 
 _PREFIX = "pxrs."
@@ -99,6 +100,11 @@ class DeadLetters:
             if letter.number == number:
                 return letter
         raise NotFound(f"there is no dead letter {number} in {self._name}")
+
+    def waiting(self) -> Waiting:
+        """The letters that were not sent again: how many, and since when the oldest is there."""
+        box = self._open(create=False)
+        return Waiting(0, None) if box is None else waiting_in(box, self._retried())
 
     def mark_retried(self, numbers: set[int]) -> None:
         """Remember which letters were sent again."""

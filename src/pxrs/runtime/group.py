@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
 from pxrs.clock import Clock
 from pxrs.errors import Conflict, Damaged, NotFound, OutOfRange, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Log
-from pxrs.model import EVICTED, MemberRow, Partition, Tenure
-from pxrs.rules.liveness import Watch
+from pxrs.model import EVICTED, Group, MemberRow, Partition, Tenure
+from pxrs.rules.liveness import Watch, beat_seconds
 from pxrs.rules.ownership import check_position
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.registry import Changed, Registry
+from pxrs.runtime.rows import Held
+from pxrs.runtime.vitals import Vital, Vitals
 from pxrs.stores.base import Swap, Verdict
-from pxrs.views.group import GroupView, MemberLine, PartitionLine, member_lines, partition_line
+from pxrs.views.group import (
+    GroupView,
+    Lines,
+    MemberLine,
+    PartitionLine,
+    damaged_line,
+    damaged_member,
+    member_lines,
+    parked_reasons,
+    partition_line,
+)
 
 Place = int | str | datetime
 """Where to seek: an offset, "earliest", "latest", or a time."""
@@ -34,19 +46,45 @@ class GroupHandle:
         self.registry = registry
         self._log = log
         self._clock = clock
+        self.vitals = Vitals(registry, clock)
         retried = f"{registry.keys.base}dead-letters"
         self.dead_letters = DeadLetters(log, registry.store, retried, registry.group_name, clock)
 
-    def describe(self) -> GroupView:
-        """One line for each partition: partition, owner, epoch, checkpoint, end, lag; and the group's summary."""
-        group = self.registry.group()
-        rows = self.registry.partitions()
-        members = member_lines(group, self.registry.members(), rows)
-        return GroupView(self._log.identity.name, self.name, group, [self._line(row) for row in rows], members)
+    def describe(self, patient: bool = True) -> GroupView:
+        """One line for each partition: partition, owner, epoch, checkpoint, end, lag; and the group's summary.
 
-    def members(self) -> list[MemberLine]:
-        """One line for each registered member."""
-        return member_lines(self.registry.group(), self.registry.members(), self.registry.partitions())
+        Before a member is called Dead it is looked at again, a beat later. Who is not ``patient`` does not wait for
+        that: on the same handle the next call tells.
+        """
+        group = self.registry.group()
+        vitals = self.vitals.look(patient)
+        found = self.registry.partitions_each()
+        rows = [held.row for held in found.values() if isinstance(held, Held)]
+        parked = parked_reasons([vital.row for vital in vitals if vital.lives], rows)
+        lines = [
+            self._line(held.row, parked.get(number, "")) if isinstance(held, Held) else self._damaged(number, held)
+            for number, held in found.items()
+        ]
+        members = self._member_lines(group, vitals, rows)
+        return GroupView(self._log.identity.name, self.name, group, lines, members, *self._letters())
+
+    def members(self, patient: bool = True) -> list[MemberLine]:
+        """One line for each registered member; ``patient`` as in ``describe``."""
+        group, vitals = self.registry.group(), self.vitals.look(patient)
+        return self._member_lines(group, vitals, self.registry.readable_partitions())
+
+    def _member_lines(self, group: Group, vitals: Sequence[Vital], rows: Sequence[Partition]) -> Lines[MemberLine]:
+        dead = [vital.row.id for vital in vitals if vital.dead]
+        lines = member_lines(group, [vital.row for vital in vitals], rows, dead, self._clock.wall())
+        return Lines([*lines, *map(damaged_member, self.vitals.damaged)])
+
+    def _letters(self) -> tuple[int | None, float | None]:
+        """How many dead letters wait, and for how long the oldest; None where they cannot be looked at."""
+        try:
+            count, oldest_us = self.dead_letters.waiting()
+        except PxrsError:
+            return None, None
+        return count, None if oldest_us is None else max(0.0, self._clock.wall() - oldest_us / 1_000_000)
 
     def history(self, partition: int) -> tuple[Tenure, ...]:
         """The last owners of a partition: who, under which epoch, from when, why."""
@@ -58,7 +96,7 @@ class GroupHandle:
         offsets = self.resolve(places)
         self.registry.group()
         ends = {p: self._log.bounds(p)[1] for p in offsets}
-        _raise_first(self.registry.seek(offsets, ends))
+        raise_first(self.registry.seek(offsets, ends))
         return offsets
 
     def resolve(self, places: Mapping[int, Place]) -> dict[int, int]:
@@ -68,15 +106,34 @@ class GroupHandle:
 
     def pause(self, partitions: Iterable[int] | None = None) -> None:
         """Let the owners keep these partitions (all, if none are named) but take no messages."""
-        _raise_first(self.registry.pause(self._check(partitions), True))
+        raise_first(self.registry.pause(self._check(partitions), True))
 
     def resume(self, partitions: Iterable[int] | None = None) -> None:
         """Let these partitions (all, if none are named) go on."""
-        _raise_first(self.registry.pause(self._check(partitions), False))
+        raise_first(self.registry.pause(self._check(partitions), False))
 
     def evict(self, member: str) -> None:
-        """Put a member out at once: its process is fenced and stops, its partitions go to others."""
+        """Put a member out at once: its process is fenced and stops, its partitions go to others.
+
+        Where nobody else lives who could do it, its partitions are freed here, and the mark in its row is removed.
+        """
         self.registry.evict(member, f"{EVICTED}{secrets.token_hex(8)}")
+        if not any(vital.lives for vital in self.vitals.look()):
+            self._clear_up_behind(member)
+
+    def _clear_up_behind(self, member: str) -> None:
+        """Free its partitions, and wait for a beat: a process that runs meets the mark, and takes it away itself."""
+        rows = self.registry.readable_partitions()
+        raise_first(self.registry.force_release({r.number: r.owner for r in rows if r.owner and r.owner.id == member}))
+        mark = self.registry.member(member).row
+        pause = 0.0 if mark is None else beat_seconds(mark) / _LOOKS_PER_LEASE
+        for _ in range(_LOOKS_PER_LEASE):
+            if self.registry.member(member).row != mark:
+                return
+            threading.Event().wait(pause)
+        if mark is not None and mark.is_evicted:
+            with suppress(Conflict):  # somebody has come back, or has cleared up already
+                self.registry.remove_member(mark)
 
     def drain(self, member: str) -> None:
         """Ask a member to leave cleanly."""
@@ -132,13 +189,18 @@ class GroupHandle:
             if outcome.verdict is not Verdict.DONE:
                 raise Refused(f"group {self.name!r} was changed while it was being deleted; try again")
 
-    def _line(self, row: Partition) -> PartitionLine:
+    def _line(self, row: Partition, parked: str) -> PartitionLine:
         start, end = row.position, None
         try:
             start, end = self._log.bounds(row.number)
-            return partition_line(row, start, end, self._lag_seconds(row, start, end))
+            return partition_line(row, start, end, self._lag_seconds(row, start, end), parked=parked)
         except (Damaged, OutOfRange, Unavailable) as error:  # the other lines, and what is known, must still be seen
-            return partition_line(row, start, end, None, str(error))
+            return partition_line(row, start, end, None, str(error), parked)
+
+    def _damaged(self, number: int, error: Damaged) -> PartitionLine:
+        with suppress(PxrsError):
+            return damaged_line(number, self._log.bounds(number)[1], str(error))
+        return damaged_line(number, None, str(error))
 
     def _lag_seconds(self, row: Partition, start: int, end: int) -> float | None:
         """How long the next message to process has been waiting."""
@@ -175,7 +237,7 @@ class GroupHandle:
         return numbers
 
 
-def _raise_first(results: Changed) -> None:
+def raise_first(results: Changed) -> None:
     for result in results.values():
         if isinstance(result, PxrsError):
             raise result

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from pxrs.model import Group, MemberRow, MemberState, Partition
+from pxrs.views.tables import Table, as_html
 
 NOTHING = "-"
 """What a member's line says where the member has said nothing."""
+
+
+DEAD, EVICTED, DAMAGED = "Dead", "evicted", "damaged"
+"""States of members that do not live, as their lines say it."""
+
+L = TypeVar("L", bound="Line")
 
 
 class Line:
@@ -32,6 +39,8 @@ class PartitionLine(Line):
     """``checkpoint`` is the next offset to process, ``end`` the one that the next message will get.
 
     ``error`` says why the log could not be looked at. Then ``lag`` may be None, which means unknown, and so ``end``.
+    Where the registry's row is damaged, nothing else is known: ``epoch`` and ``checkpoint`` are -1 then. ``parked``
+    says what the partition's owner waits for, while it tries again and again.
     """
 
     partition: int
@@ -44,12 +53,30 @@ class PartitionLine(Line):
     paused: bool = False
     cause: str = ""
     error: str = ""
+    parked: str = ""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the registry's row of this partition cannot be read: nobody claims it until it is mended."""
+        return self.epoch < 0
+
+    @property
+    def state(self) -> str:
+        """damaged, parked, paused, free (nobody owns it) or owned."""
+        if self.is_damaged:
+            return "damaged"
+        if self.parked:
+            return "parked"
+        return "paused" if self.paused else "owned" if self.owner else "free"
 
 
 @dataclass(frozen=True)
 class MemberLine(Line):
     """``idle``: it stands by, because there are more members than partitions.
 
+    ``state``: what the member says of itself; or Dead, if its process shows no life; evicted, if it was put out and
+    has not noticed yet; damaged, if its row cannot be read. ``seen`` is the time of its last beat by its own clock,
+    ``silent_seconds`` how long ago that is by ours; None if it has not said so, or if the clocks disagree.
     ``app``, ``ui`` and ``jvm`` are of a Spark application: its id, the address of its web page, the JVM's process id.
     """
 
@@ -65,17 +92,43 @@ class MemberLine(Line):
     app: str = NOTHING
     ui: str = NOTHING
     jvm: str = NOTHING
+    seen: float | None = None
+    silent_seconds: float | None = None
+
+    @property
+    def lives(self) -> bool:
+        return self.state not in (DEAD, EVICTED, DAMAGED)
 
     @property
     def is_spark(self) -> bool:
         return any(value != NOTHING for value in (self.app, self.ui, self.jvm))
 
 
-class GroupView(list[PartitionLine]):
-    """The lines of all partitions, and what is true of the group as a whole."""
+class Lines(list[L]):
+    """Lines that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        names = self[0].keys() if self else []
+        return as_html(
+            Table([name.replace("_", " ") for name in names], [[line[name] for name in names] for line in self])
+        )
+
+
+class GroupView(Lines[PartitionLine]):
+    """The lines of all partitions, and what is true of the group as a whole.
+
+    ``dead_letters`` were put aside and not sent again since; None if they cannot be looked at now.
+    """
 
     def __init__(
-        self, queue: str, group: str, row: Group, lines: Iterable[PartitionLine], members: Sequence[MemberLine]
+        self,
+        queue: str,
+        group: str,
+        row: Group,
+        lines: Iterable[PartitionLine],
+        members: Sequence[MemberLine],
+        dead_letters: int | None = 0,
+        oldest_letter_seconds: float | None = None,
     ) -> None:
         super().__init__(lines)
         self.queue = queue
@@ -84,7 +137,29 @@ class GroupView(list[PartitionLine]):
         self.assignor = row.assignor
         self.reason = row.reason
         self.leader = row.leader.id if row.leader else None
-        self.members = list(members)
+        self.members = Lines(members)
+        self.dead_letters = dead_letters
+        self.oldest_letter_seconds = oldest_letter_seconds
+
+    @property
+    def living(self) -> list[MemberLine]:
+        """The members whose processes show life."""
+        return [member for member in self.members if member.lives]
+
+    @property
+    def dead(self) -> list[MemberLine]:
+        """The members whose processes have shown no life for a lease, and while they were looked at."""
+        return [member for member in self.members if member.state == DEAD]
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long ago the last of the dead was alive, by the clocks; None if nobody has said so."""
+        return min((m.silent_seconds for m in self.dead if m.silent_seconds is not None), default=None)
+
+    @property
+    def parked(self) -> list[PartitionLine]:
+        """Partitions whose owners wait for something, and try again and again."""
+        return [line for line in self if line.parked]
 
     @property
     def total_lag(self) -> int:
@@ -102,15 +177,22 @@ class GroupView(list[PartitionLine]):
 
     @property
     def state(self) -> str:
-        """Empty: no members. Rebalancing: some partition has no owner, or one that is not a member. Else Stable."""
-        names = {member.member for member in self.members}
+        """Empty: no members. Dead: none of them lives. Rebalancing: a living one does not own some partition yet."""
+        names = {member.member for member in self.living}
         if not names:
-            return "Empty"
-        return "Stable" if all(line.owner in names for line in self) else "Rebalancing"
+            return "Dead" if self.dead else "Empty"
+        return "Stable" if all(line.owner in names for line in self if not line.is_damaged) else "Rebalancing"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "group": self.group, "queue": self.queue, "state": self.state, "members": len(self.living),
+            "lag": self.total_lag if self.is_lag_known else "?", "dead letters": self.dead_letters,
+        }  # fmt: skip
+        return as_html(Table(list(facts), [list(facts.values())])) + super()._repr_html_()
 
 
 def partition_line(
-    row: Partition, start: int, end: int | None, lag_seconds: float | None, error: str = ""
+    row: Partition, start: int, end: int | None, lag_seconds: float | None, error: str = "", parked: str = ""
 ) -> PartitionLine:
     """The line of one partition; ``error`` says why its log could not be looked at."""
     position = max(start, row.position) if row.checkpoint is None else row.position
@@ -127,25 +209,55 @@ def partition_line(
         row.paused,
         row.cause.value,
         error,
+        parked,
     )
 
 
-def member_lines(group: Group, members: Iterable[MemberRow], partitions: Iterable[Partition]) -> list[MemberLine]:
+def damaged_line(partition: int, end: int | None, error: str) -> PartitionLine:
+    """The line of a partition whose row in the registry cannot be read."""
+    return PartitionLine(partition, None, -1, -1, end, None, error=error)
+
+
+def parked_reasons(members: Iterable[MemberRow], partitions: Iterable[Partition]) -> dict[int, str]:
+    """What the owners of parked partitions wait for; what a member says of a partition that it has lost is old."""
+    said = {(member.owner, partition): reason for member in members for partition, reason in member.parked}
+    found = {row.number: said.get((row.owner, row.number)) for row in partitions if row.owner is not None}
+    return {number: reason or "it does not say why" for number, reason in found.items() if reason is not None}
+
+
+def member_lines(
+    group: Group,
+    members: Iterable[MemberRow],
+    partitions: Iterable[Partition],
+    dead: Collection[str] = (),
+    wall: float = 0.0,
+) -> Lines[MemberLine]:
+    """A line for each member; ``dead`` names those whose processes show no life, ``wall`` is the time now."""
     owned: dict[str, list[int]] = {}
     for row in partitions:
         if row.owner is not None:
             owned.setdefault(row.owner.id, []).append(row.number)
-    return [_member_line(group, member, tuple(owned.get(member.id, ()))) for member in members]
+    return Lines(
+        _member_line(group, member, tuple(owned.get(member.id, ())), member.id in dead, wall) for member in members
+    )
 
 
-def _member_line(group: Group, member: MemberRow, owned: tuple[int, ...]) -> MemberLine:
+def damaged_member(name: str) -> MemberLine:
+    """The line of a member whose row cannot be read."""
+    return MemberLine(name, DAMAGED, (), False, False, NOTHING, NOTHING, NOTHING, 0.0)
+
+
+def _member_line(group: Group, member: MemberRow, owned: tuple[int, ...], dead: bool, wall: float) -> MemberLine:
     info: Mapping[str, str] = dict(member.info)
+    silent = wall - member.seen if member.seen else None
     return MemberLine(
         member=member.id,
-        state=member.state.value,
+        state=EVICTED if member.is_evicted else DEAD if dead else member.state.value,
         partitions=owned,
         leader=group.leader == member.owner,
-        idle=not owned and member.state is MemberState.ACTIVE and len(group.members) > group.partitions,
+        idle=not (owned or dead) and member.state is MemberState.ACTIVE and len(group.members) > group.partitions,
         joined=member.joined,
+        seen=member.seen or None,
+        silent_seconds=silent if silent is not None and silent >= 0 else None,
         **{name: info.get(name) or NOTHING for name in ("host", "pid", "engine", "app", "ui", "jvm")},
     )

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 MISSING = "-"
@@ -50,6 +51,28 @@ def as_header(facts: dict[str, Any]) -> str:
     """A block of ``NAME  value`` lines above a table."""
     width = max(map(len, facts), default=0)
     return "\n".join(f"{name:<{width}}  {_cell(value)}" for name, value in facts.items())
+
+
+def as_html(table: Table) -> str:
+    """For notebooks; whatever stands in the cells is text there."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(_cell(value))}</td>' for value in row)}</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def span(seconds: float | None) -> str:
+    """How long something has lasted, as people say it: ``42s``, ``5m``, ``3h``, ``12d``; "?" if it is not known."""
+    if seconds is None:
+        return UNKNOWN
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 group``, ``2 groups``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def ranges(numbers: Sequence[int]) -> str:
