@@ -372,6 +372,11 @@ def test_a_leader_at_rest_plans_anew_at_its_next_poll_when_the_target_is_gone() 
 def test_the_word_that_a_member_leaves_is_repeated_until_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     class Idle:
         def extend(self, until: float) -> None: ...
+        def is_blind(self) -> bool:
+            return False
+
+        def troubles(self) -> dict[int, PxrsError]:
+            return {}
 
     registry = a_registry(MemoryStore())
     pulse = Pulse(registry, Idle(), MemberRow("A", "1"), PATIENT, silent, lambda: 0.0)  # type: ignore[arg-type]
