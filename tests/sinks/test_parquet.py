@@ -226,4 +226,4 @@ def test_a_big_frame_without_rows_leaves_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(output, "SMALL", 0)
     assert ParquetSink(tmp_path / "out").stage(BATCH, Frame(output_of(BATCH)[:0])) == ""
     assert os.listdir(tmp_path / "_out.staging") == ["plans"]
-    assert os.listdir(tmp_path / "_out.staging" / "plans") == []
+    assert os.listdir(tmp_path / "_out.staging" / "plans") == ["place.json"]

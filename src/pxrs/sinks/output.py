@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pxrs.errors import Refused, Unavailable
+from pxrs.sinks.disk import raise_of_disk
+from pxrs.sinks.hive import COPYING, NULL
 
 SMALL = 20_000
 """A Spark batch of at most so many messages is collected and written by the driver: one job less, 100 ms saved."""
@@ -42,10 +44,27 @@ def write_frame(frame: Any, path: str, compression: str, partition_by: Sequence[
     written = None if _is_one_machine(frame) else import_module("pyspark.sql").Observation()
     if written is not None:
         frame = frame.observe(written, import_module("pyspark.sql.functions").expr("count(*) AS rows"))
-    writer = frame.write.mode("overwrite").option("compression", compression)
-    (writer.partitionBy(*partition_by) if partition_by else writer).parquet(f"file://{path}")
+    writer = _checked(frame, partition_by).write.mode("overwrite").option("compression", compression)
+    try:
+        (writer.partitionBy(*partition_by) if partition_by else writer).parquet(f"file://{path}")
+    except Exception as error:
+        raise_of_disk(error, path)
+        raise
     if written is not None:
         check_seen(path, int(written.get["rows"]))
+
+
+def _checked(frame: Any, partition_by: Sequence[str]) -> Any:
+    """The same rows; a value whose directory readers would take for another, or skip, fails the batch. The driver
+    says more about it when the message stands alone."""
+    for column in partition_by:
+        if frame.schema[column].dataType.typeName() == "string":
+            functions = import_module("pyspark.sql.functions")
+            value = functions.col("`{}`".format(column.replace("`", "``")))
+            said = functions.lit(f"a value of column {column!r} cannot name a directory")
+            bad = (value == NULL) | value.endswith(COPYING)
+            frame = frame.withColumn(column, functions.when(bad, functions.raise_error(said)).otherwise(value))
+    return frame
 
 
 def _is_one_machine(frame: Any) -> bool:

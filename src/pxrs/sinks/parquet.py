@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from pxrs.errors import BadSetting, Refused
+from pxrs.errors import BadSetting, HandlerFailed, Refused
 from pxrs.logs.durable import make_directories, sync_directory
 from pxrs.model import Batch
+from pxrs.runtime.sink import Sink
 from pxrs.sinks.base import Note, StagedSink
+from pxrs.sinks.hive import check_frame, split_table
 from pxrs.sinks.output import write_frame
 from pxrs.sinks.staging import Staging, is_missing, local_directory, staging_in, visible_files
 
@@ -34,6 +35,7 @@ class ParquetSink(StagedSink):
     ``pyarrow.dataset`` and ``spark.read.parquet`` of the directory see committed batches only, each once. The files of
     one batch appear one after the other, within moments. The columns must keep their types: a change is refused.
     Output waits for its commit in ``_NAME.staging`` beside the directory, or in ``staging``, on the same file system.
+    ``instead_of`` is the sink that the group used before: it shows what it may have committed last.
     """
 
     kind = "parquet"
@@ -44,9 +46,10 @@ class ParquetSink(StagedSink):
         partition_by: str | Sequence[str] = (),
         compression: str = "snappy",
         staging: str | os.PathLike[str] | None = None,
+        instead_of: Sink | None = None,
     ) -> None:
         shown = local_directory(directory)
-        super().__init__(shown, _beside(shown) if staging is None else staging_in(staging))
+        super().__init__(shown, _beside(shown) if staging is None else staging_in(staging), instead_of)
         self._partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
         for column in self._partition_by:
             if not column or column.startswith(("_", ".")):
@@ -62,6 +65,7 @@ class ParquetSink(StagedSink):
         make_directories(self.target)
         _check_movable(os.path.dirname(data), self.target)
         if not isinstance(output, pa.Table):
+            check_frame(output, self._partition_by)
             write_frame(output, data, self._compression, self._partition_by)
         else:
             try:
@@ -85,13 +89,14 @@ class ParquetSink(StagedSink):
         if not self._partition_by:
             pq.write_table(table, os.path.join(data, name), compression=self._compression, **_PLAIN)
             return
-        schema = pa.schema([table.schema.field(column) for column in self._partition_by])
-        ds.write_dataset(
-            table, data, format="parquet", partitioning=ds.partitioning(schema, flavor="hive"), max_partitions=65_536,
-            max_open_files=256,
-            file_options=ds.ParquetFileFormat().make_write_options(compression=self._compression, **_PLAIN),
-            existing_data_behavior="overwrite_or_ignore", use_threads=False,
-        )  # fmt: skip
+        for folder, rows in split_table(table, self._partition_by):
+            try:
+                os.makedirs(os.path.join(data, folder))
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:
+                    raise
+                raise HandlerFailed(f"the values of partition_by make a path that is too long: {folder}") from error
+            pq.write_table(rows, os.path.join(data, folder, name), compression=self._compression, **_PLAIN)
 
     def _check_files(self, data: str) -> None:
         """Drop empty files, as Spark writes them for empty tasks, and refuse other types than were written before."""
@@ -116,6 +121,9 @@ class ParquetSink(StagedSink):
         """The columns of what is in the directory already, written by an earlier run or another group."""
         shown = next((path for path in visible_files(self.target) if path.endswith(".parquet")), None)
         return None if shown is None else _types_of(pq.read_metadata(shown))
+
+    def _is_shown(self, note: Note, file: str) -> bool:
+        return os.path.lexists(os.path.join(note.target, file))
 
     def _show(self, staging: Staging, note: Note) -> None:
         while files := staging.files(note.batch):

@@ -20,6 +20,7 @@ from pxrs.logs.base import ENTRY_SCHEMA, Stamp
 from pxrs.model import Batch
 from pxrs.runtime.parcels import Packer, TableParcel
 from pxrs.runtime.queue import Queue
+from pxrs.runtime.sink import Sink
 from pxrs.runtime.tables import body_parts
 from pxrs.sinks.base import Note, StagedSink
 from pxrs.sinks.output import write_frame
@@ -51,12 +52,15 @@ class QueueSink(StagedSink):
     """Output as messages of another queue: ``value`` and, if given, ``key, headers, timestamp, tenant``.
 
     Routed by the queue's partitioner when staged; ids and stamps derive from the batch. ``staging`` is a directory
-    for output that is not committed yet; by default the file log's own.
+    for output that is not committed yet; by default the file log's own. ``instead_of`` is the sink that the group used
+    before: it shows what it may have committed last.
     """
 
     kind = "queue"
 
-    def __init__(self, queue: Queue, staging: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, queue: Queue, staging: str | os.PathLike[str] | None = None, instead_of: Sink | None = None
+    ) -> None:
         if not isinstance(queue, Queue):
             raise BadSetting(f"queue = {queue!r}: must be an open queue, as pxrs.open({queue!r}) is")
         directory = queue.log.directory if staging is None else staging
@@ -65,7 +69,7 @@ class QueueSink(StagedSink):
                 f"the log of queue {queue.name!r} has no directory; say where output can wait for its commit: "
                 "QueueSink(queue, staging=DIR), a directory that all members reach"
             )
-        super().__init__(queue.log.identity.id, staging_in(directory))
+        super().__init__(queue.log.identity.id, staging_in(directory), instead_of)
         self._queue = queue
         self._lock = threading.Lock()
         self._untouched: set[str] = set()

@@ -18,14 +18,14 @@ from sqlalchemy import Connection
 from pxrs.clients.sql import Sort, Trouble
 from pxrs.errors import BadSetting, Fenced, HandlerFailed, NotFound, Refused, Unavailable
 from pxrs.model import Batch, Grant
-from pxrs.sinks.base import Note
+from pxrs.runtime.sink import Sink, check_sink
+from pxrs.sinks.base import Note, refuse_others
 from pxrs.sinks.sql_columns import Target, create_target, find_target
 from pxrs.sinks.sql_database import Database
 from pxrs.sinks.sql_joined import Pending, SharedStore
 from pxrs.sinks.sql_output import Output
 from pxrs.sinks.sql_rows import insert_rows
 from pxrs.sinks.sql_staging import SqlStaging
-from pxrs.sinks.staging import Staging
 from pxrs.stores.base import Store
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,16 @@ class SqlSink:
 
     ``database`` is a URL as that of a registry: ``postgresql://user@host/name``, ``mysql://…``. ``table`` may have a
     schema before it: ``sales.bills``. ``patience``: how many seconds a database that does not answer is waited for.
+    ``instead_of`` is the sink that the group used before: it shows what it may have committed last.
     """
 
     kind = "sql"
 
-    def __init__(self, database: str, table: str, create: bool = False, patience: float = 30.0) -> None:
+    def __init__(
+        self, database: str, table: str, create: bool = False, patience: float = 30.0, instead_of: Sink | None = None
+    ) -> None:
+        check_sink(instead_of)
+        self._instead_of = instead_of
         self._database = Database(database, patience)
         self.target = table
         self._schema, self._name = _split(table)
@@ -96,7 +101,10 @@ class SqlSink:
         if found is None:
             return
         if found.sink != self.kind:
-            _refuse_others(found)
+            if self._instead_of is not None:
+                self._instead_of.publish(note)
+            else:
+                refuse_others(found)
             return
         schema, name = _split(found.target)
         staging = self._staging if found.target == self.target else SqlStaging(name, schema)
@@ -259,15 +267,6 @@ def _batch_in(note: str) -> str:
         return str(json.loads(note)["batch"]) if note else ""
     except (ValueError, KeyError, TypeError):
         return ""  # what it is, Note.parse says
-
-
-def _refuse_others(note: Note) -> None:
-    """What another sink has committed, and not shown, is not lost in silence."""
-    if Staging(note.staging).holds(note.batch):
-        raise Refused(
-            f"batch {note.batch} was committed for another sink ({note.sink} {note.target}) and not shown yet: run the "
-            "group with that sink once"
-        )
 
 
 __all__ = ["SqlSink"]

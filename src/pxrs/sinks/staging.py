@@ -1,31 +1,39 @@
 """Output on its way, in a directory: written aside under a plan, and cleared away once nobody can commit it.
 
+    ROOT/plans/place.json   which directory this is (pxrs.sinks.place)
     ROOT/plans/BATCH.json   whose it is: queue, log, group, the epoch of each partition
+    ROOT/plans/*.tmp        a plan on its way; its name says whose it is, and a partition and its epoch
     ROOT/BATCH/             its data; what is complete is named part-BATCH-*
+    ROOT/BATCH/_seal.json   sizes and checksums of these files (pxrs.sinks.seals)
 
 The plan is durable before the first byte of data, and the data goes before its plan does. So data without a plan
-belongs to nobody, and a plan whose epoch was overtaken can never be committed.
+belongs to nobody, and a plan whose epoch was overtaken can never be committed. A plan on its way is judged by the same
+rule as a plan: nobody removes that of a living owner.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from pxrs.errors import BadSetting, Unavailable
+from pxrs.errors import BadSetting, Fenced, Unavailable
 from pxrs.logs.durable import create_file, make_directories, sync_directory
 from pxrs.model import Batch, Grant
+from pxrs.sinks import place as places
+from pxrs.sinks.plans import Claim, partition_of_unfinished, plan_of, read_plan, unfinished_name
+from pxrs.sinks.seals import check_seal, write_seal
 
 logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # one letter is no scheme
-_TRIES = 5
+_OLD_UNFINISHED = ".plan"
+"""Up to 0.5.1 a plan on its way stood in the root, under the name of its batch with this ending."""
 
 
 def local_directory(place: str | os.PathLike[str]) -> str:
@@ -81,7 +89,12 @@ class Staging:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self.place = ""
+        """The id of this directory, once it is known."""
         self._plans = os.path.join(root, "plans")
+        self._asking = threading.Lock()
+        self._sweeping = threading.Lock()
+        self._claims: set[Claim] = set()
 
     def data(self, name: str) -> str:
         """Where the data of a batch stands."""
@@ -90,20 +103,60 @@ class Staging:
     def _plan(self, name: str) -> str:
         return os.path.join(self._plans, name + ".json")
 
+    # ---- which directory it is ----------------------------------------------------------------------------------
+
+    def check_place(self, place: str, batch: str) -> None:
+        """Refuse a directory that is not the one in which this batch was staged. "": its note does not say."""
+        if is_missing(self.root):
+            raise Unavailable(
+                f"{self.root} is not here, and the last committed batch, {batch}, may wait in it: make the directory "
+                "reachable on this machine; if it was deleted on purpose, create it again, empty"
+            )
+        if place:
+            self.place = place
+            found = places.ids_in(self._plans)
+            if not found and not os.listdir(self.root):  # deleted on purpose, see above
+                found = places.make_place(self._plans, place)
+            if place not in found:
+                raise self._elsewhere(place, found, batch)
+
+    def _elsewhere(self, place: str, found: tuple[str, ...], batch: str) -> BadSetting:
+        here = found[0] if found else "without an id"
+        return BadSetting(
+            f"{self.root} is another directory here ({here}) than where batch {batch} was staged ({place}): all "
+            "members of a group need the same staging directory. Mount that one here, or give all members a "
+            "staging=DIR that they share. If it is gone for good, write its id into the list "
+            f'"formerly" of {self._plans}/{places.FILE}'
+        )
+
+    def _take_place(self, batch: Batch) -> None:
+        """Before the first batch: the directory is made and gets its id, unless it is known to be another one."""
+        if self.place:
+            self.check_place(self.place, batch.name)
+        else:
+            self.place = (places.ids_in(self._plans) or places.make_place(self._plans, places.new_id()))[0]
+
+    # ---- the walk of one batch ----------------------------------------------------------------------------------
+
     def begin(self, batch: Batch) -> str:
         """Say durably whose output is about to be written. Returns the directory for it, which is not made yet."""
-        epochs = {str(part.partition): part.epoch for part in batch.ranges}
-        plan = {"format": 1, "queue": batch.queue, "log": batch.log, "group": batch.group, "epochs": epochs}
-        data = self.data(batch.name)
+        self._take_place(batch)
         make_directories(self._plans)
-        for _ in range(_TRIES):
-            with suppress(FileNotFoundError):  # a sweep took the unfinished file for a dead one's
-                create_file(self._plan(batch.name), json.dumps(plan).encode(), data + ".plan")
-                return data
-        raise Unavailable(f"{self._plans}: a plan vanishes as soon as it is written")
+        plan, aside = self._plan(batch.name), os.path.join(self._plans, unfinished_name(batch))
+        try:
+            create_file(plan, plan_of(batch), aside)
+        except OSError as error:
+            for path in (aside, plan):
+                with suppress(OSError):
+                    os.unlink(path)
+            if isinstance(error, FileNotFoundError) and not is_missing(self._plans):
+                raise Fenced(f"batch {batch.name}: one of its partitions has a new owner") from error
+            raise
+        return self.data(batch.name)
 
-    def seal(self, name: str) -> list[str]:
-        """Make durable what was written, and give the files the names under which they can be shown."""
+    def seal(self, name: str) -> str:
+        """Make durable what was written, under the names by which it can be shown. Returns the checksum of its seal;
+        "" if there is nothing."""
         data = self.data(name)
         sealed = []
         for number, path in enumerate(list(visible_files(data))):
@@ -111,11 +164,11 @@ class Staging:
             sealed.append(os.path.join(os.path.dirname(path), file))
             if sealed[-1] != path:
                 os.rename(path, sealed[-1])
-            _sync_file(sealed[-1])
+        seal = write_seal(data, sealed)
         for folder, _, _ in os.walk(data, topdown=False):
             sync_directory(folder)
         sync_directory(self.root)
-        return sealed
+        return seal
 
     def files(self, name: str) -> list[str]:
         """The sealed files of a batch, by their paths. What a late task of Spark leaves beside them does not count."""
@@ -123,12 +176,12 @@ class Staging:
 
     def holds(self, name: str) -> bool:
         """Whether a committed batch is still to be shown."""
-        if is_missing(self.root):
-            raise Unavailable(
-                f"{self.root} is not here, and the last committed batch, {name}, may wait in it: make the directory "
-                "reachable on this machine; if it was deleted on purpose, create it again, empty"
-            )
         return not is_missing(self.data(name))
+
+    def check(self, name: str, seal: str, is_shown: Callable[[str], bool]) -> None:
+        """Refuse a batch whose files are not what was sealed. Notes up to 0.5.1 have no seal."""
+        if seal:
+            check_seal(self.data(name), seal, is_shown)
 
     def finish(self, name: str) -> None:
         """Forget a batch that was shown. Its data goes at once: no part of it can be taken for the whole later."""
@@ -151,37 +204,66 @@ class Staging:
             return False
         return True
 
+    # ---- what earlier owners left -------------------------------------------------------------------------------
+
     def clear_dead(self, queue: str, log: str, group: str, grant: Grant, keep: str) -> None:
-        """Remove what earlier owners of this partition began and can never commit, and what belongs to nobody."""
-        whose = {"queue": queue, "log": log, "group": group}
+        """Remove what earlier owners of this partition began and can never commit, and what belongs to nobody.
+
+        One walk over the directory serves all partitions that are claimed meanwhile, each in a thread of its own.
+        """
+        mine = Claim(queue, log, group, grant, keep)
+        with self._asking:
+            self._claims.add(mine)
+        with self._sweeping:
+            with self._asking:
+                claims, self._claims = self._claims, set()
+            try:
+                if claims:
+                    self._sweep(claims)
+            except BaseException:
+                with self._asking:  # each of the others tries again, and hears of it by itself
+                    self._claims |= claims - {mine}
+                raise
+
+    def _sweep(self, claims: set[Claim]) -> None:
         for name, plan in self._read_plans():
-            epoch = plan["epochs"].get(str(grant.partition), grant.epoch)
-            if name != keep and epoch < grant.epoch and whose.items() <= plan.items():
+            if any(claim.is_over(name, plan) for claim in claims):
                 self.clear(name)
-        self._sweep()
+        self._sweep_unfinished(claims)
+        for name in _names_in(self.root):
+            if name.endswith(_OLD_UNFINISHED):
+                self._sweep_old(name, claims)
+            elif self.data(name) != self._plans and is_missing(self._plan(name)):
+                # Of a task that wrote on after its driver's end, or half removed.
+                shutil.rmtree(self.data(name), ignore_errors=True)
+                with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
+                    os.unlink(self.data(name))
+
+    def _sweep_unfinished(self, claims: set[Claim]) -> None:
+        names = _names_in(self._plans)
+        for name in names:
+            is_over = places.is_unfinished(name) and places.FILE in names
+            if about := partition_of_unfinished(name):
+                is_over = any(claim.is_over_unfinished(*about) for claim in claims)
+            if is_over:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self._plans, name))
+
+    def _sweep_old(self, file: str, claims: set[Claim]) -> None:
+        name, plan = file.removesuffix(_OLD_UNFINISHED), read_plan(self.data(file))
+        if plan is not None and any(claim.is_over(name, plan) for claim in claims):
+            with suppress(FileNotFoundError):
+                os.unlink(self.data(file))
 
     def _read_plans(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in _names_in(self._plans):
             path = os.path.join(self._plans, file)
-            try:
-                with open(path, "rb") as opened:
-                    plan = json.loads(opened.read())
-            except FileNotFoundError:  # finished meanwhile
+            if file == places.FILE or not file.endswith(".json"):
                 continue
-            except ValueError:
-                plan = None
-            if isinstance(plan, dict) and plan.get("format") == 1:
+            if plan := read_plan(path):
                 yield file.removesuffix(".json"), plan
-            else:  # what is not understood is not deleted
+            elif not is_missing(path):  # what is not understood is not deleted
                 logger.warning("%s is no plan that this version of PXRS knows: it stays, with its data", path)
-
-    def _sweep(self) -> None:
-        """Remove data without a plan: of a task that wrote on after its driver's end, or half removed."""
-        for name in _names_in(self.root):
-            if self.data(name) != self._plans and is_missing(self._plan(name)):
-                shutil.rmtree(self.data(name), ignore_errors=True)
-                with suppress(FileNotFoundError, IsADirectoryError, PermissionError):
-                    os.unlink(self.data(name))
 
 
 def _names_in(directory: str) -> list[str]:
@@ -189,12 +271,3 @@ def _names_in(directory: str) -> list[str]:
         return sorted(os.listdir(directory))
     except FileNotFoundError:
         return []
-
-
-def _sync_file(path: str) -> None:
-    """Make durable what somebody else wrote, as Spark's tasks and Arrow do."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

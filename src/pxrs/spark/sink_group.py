@@ -23,7 +23,6 @@ from pxrs.rules.partitioning import Partitioner
 from pxrs.runtime.config import load_settings
 from pxrs.runtime.queue import Queue, open_queue
 from pxrs.settings import Settings
-from pxrs.sinks.base import Note
 from pxrs.sinks.queue import QueueSink
 from pxrs.spark.fencing import Fencing
 from pxrs.spark.sidefile import Places, SideFiles
@@ -119,16 +118,7 @@ class FilesSink(QueueSink):
     """A ``QueueSink`` whose output the tasks have routed and written already. Any ``QueueSink`` can publish it."""
 
     def stage(self, batch: Batch, output: StagedFiles) -> str:
-        if not output.decision.rows:
-            return ""
-        data = self._staging.begin(batch)
-        try:
-            self._write(batch, output, data)
-            self._staging.seal(batch.name)
-        except Exception as error:
-            self._clear(batch, error)
-            raise
-        return Note(self.kind, self.target, self._staging.root, batch.name).text
+        return self._stage(batch, output) if output.decision.rows else ""
 
     def _write(self, batch: Batch, output: StagedFiles, data: str) -> None:
         os.mkdir(data)
