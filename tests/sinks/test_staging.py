@@ -197,7 +197,7 @@ def test_another_sink_refuses_to_lose_what_it_cannot_show(tmp_path: Path) -> Non
     with Place(tmp_path, "queue").sink() as queue, Place(tmp_path, "parquet").sink() as parquet:
         for first, second in ((queue, parquet), (parquet, queue)):
             note = first.stage(batch, output_of(batch))
-            with pytest.raises(Refused, match="was not shown yet. Name that sink"):
+            with pytest.raises(Refused, match=r"was not shown yet\. Name that sink"):
                 second.recover(QUEUE, LOG, GROUP, CLAIMED, note)
             first.publish(note)
             second.recover(QUEUE, LOG, GROUP, CLAIMED, note)  # now there is nothing to lose

@@ -107,13 +107,13 @@ class Staging:
 
     def check_place(self, place: str, batch: str) -> None:
         """Refuse a directory that is not the one in which this batch was staged. "": its note does not say."""
+        self.place = place or self.place
         if is_missing(self.root):
             raise Unavailable(
                 f"{self.root} is not here, and the last committed batch, {batch}, may wait in it: make the directory "
                 "reachable on this machine; if it was deleted on purpose, create it again, empty"
             )
         if place:
-            self.place = place
             found = places.ids_in(self._plans)
             if not found and not os.listdir(self.root):  # deleted on purpose, see above
                 found = places.make_place(self._plans, place)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 _SPARK = ("master", "memory", "ui", "config")
 _SINKS = {
-    "parquet": ("partition_by", "compression", "staging"),
-    "queue": ("registry", "staging"),
-    "sql": ("table", "create", "patience"),
+    "parquet": ("partition_by", "compression", "staging", "instead_of"),
+    "queue": ("registry", "staging", "instead_of"),
+    "sql": ("table", "create", "patience", "instead_of"),
 }
 _SINK_CALLS = ("stage", "publish", "discard", "recover")
 _TEXTS = ("queue", "registry", "group", "member")
@@ -163,6 +163,7 @@ def _check_sink(sink: Any, source: str) -> None:
         _check_known(sink, (kinds[0], *_SINKS[kinds[0]]), f"{source}: sink")
         if "sql" in sink and "table" not in sink:
             raise BadSetting(f"{source}: sink: sql needs the name of a table: write table: NAME beside it")
+        _check_sink(sink.get("instead_of"), source)
     elif sink is not None and not all(hasattr(sink, call) for call in _SINK_CALLS):
         raise BadSetting(f"{source}: sink = {sink!r}: a sink of pxrs.sinks is needed, or a mapping that names one")
 
@@ -222,6 +223,8 @@ def _opened(closing: ExitStack, url: str | None, registry: str | None, settings:
 
 def _sink(closing: ExitStack, wanted: Mapping[str, Any], settings: Settings) -> Sink:
     options = dict(wanted)
+    if isinstance(options.get("instead_of"), Mapping):
+        options["instead_of"] = _sink(closing, options["instead_of"], settings)
     if "parquet" in options:
         return ParquetSink(options.pop("parquet"), **options)
     if "sql" in options:
