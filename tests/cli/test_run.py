@@ -114,6 +114,7 @@ def test_places_for_single_partitions(written: Write) -> None:
         ("p.yaml", "sink: {sql: 'postgresql://h/d'}", "sql needs the name of a table: write table: NAME beside it"),
         ("p.yaml", "sink: {sql: x, tabel: y}", "unknown name 'tabel' (did you mean 'table'?)"),
         ("p.yaml", "sink: ./bills", "sink = './bills': a sink of pxrs.sinks is needed"),
+        ("p.yaml", "sink: {parquet: x, instead_of: {sql: x}}", "sql needs the name of a table"),
         ("p.yaml", "columns: key", "columns = 'key': a list of names is needed"),
         ("p.yaml", "columns: [keys]", "no column 'keys' (did you mean 'key'?)"),
         ("p.yaml", "group: 7", "group = 7: a text is needed"),

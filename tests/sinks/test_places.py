@@ -60,7 +60,7 @@ def test_a_member_that_has_read_of_another_place_does_not_make_one_of_its_own(di
     note = committed(disk)
     away = go_to_another_machine(disk)
     there, other = ParquetSink(disk / "out"), batch_of(Range(8, 0, 9, 1), number=2)
-    with pytest.raises(Unavailable, match="is not here"):
+    with pytest.raises(Unavailable, match=f"is not here, on .* may wait in it .{id_of(away)}"):
         there.recover(QUEUE, LOG, GROUP, CLAIMED, note)
     with pytest.raises(Unavailable, match="is not here"):
         there.stage(other, output_of(other))

@@ -81,9 +81,8 @@ def test_files_that_were_moved_before_a_crash_do_not_count_as_gone(tmp_path: Pat
         place.directory.mkdir()
         with place.sink() as sink:
             note = sink.stage(BATCH, output_of(BATCH))
-            with crash_at(at) as seen:
-                with suppress(Crash):
-                    sink.publish(note)
+            with crash_at(at) as seen, suppress(Crash):
+                sink.publish(note)
             sink.recover(QUEUE, LOG, GROUP, CLAIMED, note)
         assert len(place.content()) == BATCH.rows and place.leftovers() == []
         if len(seen) <= at:

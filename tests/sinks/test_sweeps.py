@@ -56,9 +56,8 @@ def test_what_an_owner_leaves_that_dies_while_it_writes_its_plan_goes_with_the_n
     for at in range(100):
         place = Place(tmp_path / str(at), "parquet")
         place.directory.mkdir()
-        with crash_at(at) as seen:
-            with suppress(Crash):
-                Staging(str(place.staging)).begin(MINE)
+        with crash_at(at) as seen, suppress(Crash):
+            Staging(str(place.staging)).begin(MINE)
         before = [name for name in place.leftovers() if name.endswith(".tmp") and "place" not in name]
         claim(place.staging, 3)  # says nothing of the file's own partition, 1
         claim(place.staging, 1, epoch=4)  # the owner itself

@@ -111,7 +111,7 @@ def waiting(place: Path) -> list[str]:
     """The names of files that wait for a commit, or to be shown."""
     with pxrs.open(f"file:{place}/copies") as queue:
         staging = [file for _, _, files in os.walk(place / "copies" / "_staging") for file in files]
-        return sorted([*staging, *left_behind(queue)])
+        return sorted({*staging, *left_behind(queue)} - {"place.json"})
 
 
 # ---- a campaign of kills ---------------------------------------------------------------------------------------------

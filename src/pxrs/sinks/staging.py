@@ -110,8 +110,9 @@ class Staging:
         self.place = place or self.place
         if is_missing(self.root):
             raise Unavailable(
-                f"{self.root} is not here, and the last committed batch, {batch}, may wait in it: make the directory "
-                "reachable on this machine; if it was deleted on purpose, create it again, empty"
+                f"{self.root} is not here, on {os.uname().nodename}, and the last committed batch, {batch}, may wait "
+                f"in it{f' ({place})' if place else ''}: make the directory reachable on this machine; if it was "
+                "deleted on purpose, create it again, empty"
             )
         if place:
             found = places.ids_in(self._plans)
