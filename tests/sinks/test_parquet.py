@@ -45,9 +45,41 @@ def test_an_empty_output_leaves_no_file_and_no_note(empty: Any, tmp_path: Path) 
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"n": [1]}),
+        pa.table({"day": [1]}),
+        pa.table([[1], [2], [3]], ["n", "n", "day"]),
+        pa.table({"n": [1], "day": [0.5]}),
+        pa.table({"n": pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])]), "day": ["x"]}),
+        pa.table({"n": ["changed"], "day": ["x"]}),
+        pa.table({"n": [1], "more": [2], "day": ["x"]}),
+    ],
+    ids=["no column", "no other", "twice", "directory", "union", "changed", "more"],
+)
+def test_columns_that_no_row_could_have_are_refused_without_any_in_the_same_words(
+    table: pa.Table, tmp_path: Path
+) -> None:
+    written(ParquetSink(tmp_path / "out", partition_by="day"), 1, pa.table({"n": [1], "day": ["x"]}))
+    said = []
+    for given in (table, table[:0]):
+        with pytest.raises(Refused) as caught:
+            ParquetSink(tmp_path / "out", partition_by="day").stage(BATCH, given)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_columns_of_no_type_are_no_change_while_they_are_empty(tmp_path: Path) -> None:
+    sink = ParquetSink(tmp_path / "out", partition_by="day")
+    for _ in range(2):
+        assert sink.stage(BATCH, pa.table({"n": [], "day": []})) == ""
+        written(sink, 1, pa.table({"n": [1], "day": ["x"]}))
+
+
 @pytest.mark.parametrize("wrong", [None, {"a": 1}, [1], "rows"])
-def test_anything_else_is_refused_by_its_type(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=f"not {type(wrong).__name__}"):
+def test_an_output_of_another_kind_is_a_mistake_in_the_program(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=f"not {type(wrong).__name__}"):
         ParquetSink(tmp_path / "out").stage(BATCH, wrong)
     assert os.listdir(tmp_path) == []
 
@@ -224,6 +256,10 @@ def test_what_a_late_task_adds_to_a_sealed_batch_is_not_shown(tmp_path: Path, mo
 
 def test_a_big_frame_without_rows_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "SMALL", 0)
-    assert ParquetSink(tmp_path / "out").stage(BATCH, Frame(output_of(BATCH)[:0])) == ""
+    sink = ParquetSink(tmp_path / "out")
+    assert sink.stage(BATCH, Frame(output_of(BATCH)[:0])) == ""
     assert os.listdir(tmp_path / "_out.staging") == ["plans"]
     assert os.listdir(tmp_path / "_out.staging" / "plans") == ["place.json"]
+    written(sink, 1, pa.table({"key": [1], "value": ["x"]}))
+    with pytest.raises(Refused, match="have changed from {'key': 'int64'} to {'key': 'string'}"):
+        sink.stage(BATCH, Frame(output_of(BATCH)[:0]))

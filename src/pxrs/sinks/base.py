@@ -81,6 +81,11 @@ class StagedSink(ABC):
         """Write a table, or a big Spark DataFrame, into the new directory ``data``."""
 
     @abstractmethod
+    def _check_empty(self, output: pa.Table) -> None:
+        """Refuse columns without any row for which each row would be refused, in the same words. The type of a column
+        that is null is not known: Arrow makes it from an empty list."""
+
+    @abstractmethod
     def _show(self, staging: Staging, note: Note) -> None:
         """Let readers see the sealed files of a committed batch; somebody else may be doing the same."""
 
@@ -88,6 +93,8 @@ class StagedSink(ABC):
         """Write the output of a batch aside, durably. Returns the note to commit; "" if there are no rows."""
         output = collected(output, batch.rows)
         if isinstance(output, pa.Table) and not output.num_rows:
+            if output.column_names:
+                self._check_empty(output)
             return ""
         return self._stage(batch, output)
 

@@ -39,6 +39,12 @@ def check_frame(frame: Any, columns: Sequence[str]) -> None:
             raise _bad_type(column, kind)
 
 
+def check_table(table: pa.Table, columns: Sequence[str]) -> None:
+    """The same for the columns of a table, whatever is in them."""
+    for column in columns:
+        _printer(_plain(table.schema.field(column).type), column)
+
+
 def split_table(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
     """For each directory its path and its rows, in their order, without the columns that the path tells."""
     parts = [_segments(table.column(column), column) for column in columns]
@@ -87,8 +93,7 @@ def _short(text: str) -> str:
 
 def _segments(values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
     """The name of the directory for each row; each value is looked at once."""
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = values.cast(_plain(values.type))
     printed = _printer(values.type, column)
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False)  # as in the files
@@ -99,6 +104,10 @@ def _segments(values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
         raise HandlerFailed(f"a value of column {column!r} cannot name a directory: {error}") from error
     names = pa.array([segment(column, text) for text in texts], pa.string())
     return pa.chunked_array([names.take(found.indices)])
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _printer(kind: pa.DataType, column: str) -> Callable[[Any], str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pxrs.errors import Refused, Unavailable
+from pxrs.errors import BadSetting, Unavailable
 from pxrs.sinks.disk import raise_of_disk
 from pxrs.sinks.hive import COPYING, NULL
 
@@ -31,7 +31,7 @@ def collected(output: Any, rows: int) -> Any:
     if isinstance(output, pa.Table):
         return output
     kind = type(output).__name__
-    raise Refused(f"a sink takes a pyarrow Table, a RecordBatch, a list of them, or a Spark DataFrame, not {kind}")
+    raise BadSetting(f"a sink takes a pyarrow Table, a RecordBatch, a list of them, or a Spark DataFrame, not {kind}")
 
 
 def write_frame(frame: Any, path: str, compression: str, partition_by: Sequence[str] = ()) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from pxrs.logs.durable import make_directories, sync_directory
 from pxrs.model import Batch
 from pxrs.runtime.sink import Sink
 from pxrs.sinks.base import Note, StagedSink
-from pxrs.sinks.hive import check_frame, split_table
+from pxrs.sinks.hive import check_frame, check_table, split_table
 from pxrs.sinks.output import write_frame
 from pxrs.sinks.staging import Staging, is_missing, local_directory, staging_in, visible_files
 
@@ -68,11 +69,19 @@ class ParquetSink(StagedSink):
             check_frame(output, self._partition_by)
             write_frame(output, data, self._compression, self._partition_by)
         else:
-            try:
+            with _explained():
                 self._write_table(output, data, f"part-{batch.name}-00000.parquet")
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                raise Refused(f"the output of batch {batch.name} cannot be written as Parquet: {error}") from error
         self._check_files(data)
+
+    def _check_empty(self, output: pa.Table) -> None:
+        self._check_columns(output.column_names)
+        check_table(output, self._partition_by)
+        file = pa.BufferOutputStream()
+        with _explained():
+            self._write_file(output.drop_columns(self._partition_by), file)
+        found = _types_of(pq.read_metadata(pa.BufferReader(file.getvalue())))
+        if first := self._first_types():
+            self._check_types({name: first.get(name, kind) if kind == "null" else kind for name, kind in found.items()})
 
     def _check_columns(self, columns: Sequence[str]) -> None:
         twice = sorted({column for column in columns if list(columns).count(column) > 1})
@@ -87,7 +96,7 @@ class ParquetSink(StagedSink):
     def _write_table(self, table: pa.Table, data: str, name: str) -> None:
         os.mkdir(data)
         if not self._partition_by:
-            pq.write_table(table, os.path.join(data, name), compression=self._compression, **_PLAIN)
+            self._write_file(table, os.path.join(data, name))
             return
         for folder, rows in split_table(table, self._partition_by):
             try:
@@ -96,20 +105,28 @@ class ParquetSink(StagedSink):
                 if error.errno != errno.ENAMETOOLONG:
                     raise
                 raise HandlerFailed(f"the values of partition_by make a path that is too long: {folder}") from error
-            pq.write_table(rows, os.path.join(data, folder, name), compression=self._compression, **_PLAIN)
+            self._write_file(rows, os.path.join(data, folder, name))
+
+    def _write_file(self, table: pa.Table, file: Any) -> None:
+        pq.write_table(table, file, compression=self._compression, **_PLAIN)
 
     def _check_files(self, data: str) -> None:
         """Drop empty files, as Spark writes them for empty tasks, and refuse other types than were written before."""
         for path in list(visible_files(data)):
             footer = pq.read_metadata(path)
-            if footer.num_rows:
+            if footer.num_rows or self._first_types():
                 self._check_types(_types_of(footer))
-            else:
+            if not footer.num_rows:
                 os.unlink(path)
 
-    def _check_types(self, types: dict[str, str]) -> None:
+    def _first_types(self, types: dict[str, str] | None = None) -> dict[str, str] | None:
+        """The types of the first output, which all others must have; those given, if there was none."""
         with self._lock:
-            first = self._types = self._types or self._types_shown() or types
+            self._types = self._types or self._types_shown() or types
+            return self._types
+
+    def _check_types(self, types: dict[str, str]) -> None:
+        first = self._first_types(types) or types
         if types != first:
             before, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((first, types), (types, first)))
             raise Refused(
@@ -134,6 +151,14 @@ class ParquetSink(StagedSink):
                 _move(path, shown)
             for folder in folders:  # also of files that another moved: it may not have come to this point
                 sync_directory(folder)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise Refused(f"the output cannot be written as Parquet: {error}") from error
 
 
 def _types_of(footer: pq.FileMetaData) -> dict[str, str]:
