@@ -11,15 +11,16 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 import pxrs
+from pxrs.errors import NotFound
 from pxrs.sinks import ParquetSink, QueueSink
 
 SECONDS = 120.0
@@ -34,17 +35,31 @@ class Start(NamedTuple):
     errors: list[str]
 
 
-def run_starts(directory: Path, kind: str, partitions: int, starts: int, rows: int) -> Iterator[Start]:
+class Member(Protocol):
+    """One of a group: a consumer, a pipeline, a query."""
+
+    def start(self) -> Any: ...
+    def stop(self) -> Any: ...
+    def check(self) -> Any: ...
+
+
+def consumer(queue: pxrs.Queue, group: str, member: str, sink: Any) -> Member:
+    return queue.consumer(group, handler=_handle, deliver="arrow", sink=sink, member=member)
+
+
+def run_starts(
+    directory: Path, kind: str, partitions: int, starts: int, rows: int, make: Callable[..., Member] = consumer
+) -> Iterator[Start]:
     with pxrs.open(f"file:{directory}/{kind}-source", partitions=partitions) as queue:
         for number in range(starts):
             _send(queue, partitions * rows)
-            yield _start(queue, directory / f"{kind}-{number}", kind, partitions * rows)
+            yield _start(queue, directory / f"{kind}-{number}", kind, partitions * rows, make)
 
 
-def _start(queue: pxrs.Queue, place: Path, kind: str, more: int) -> Start:
+def _start(queue: pxrs.Queue, place: Path, kind: str, more: int, make: Callable[..., Member]) -> Start:
     began, group = time.monotonic(), queue.group(place.name)
     with ExitStack() as closing:
-        members = [_consumer(queue, group.name, f"m{n}", _sink(closing, place, kind)) for n in range(2)]
+        members = [make(queue, group.name, f"m{n}", _sink(closing, place, kind)) for n in range(2)]
         members[0].start()
         _until(lambda: _has_committed(group), members)
         members[1].start()
@@ -69,16 +84,15 @@ def _sink(closing: ExitStack, place: Path, kind: str) -> ParquetSink | QueueSink
     return QueueSink(closing.enter_context(pxrs.open(f"file:{place}", partitions=4)))
 
 
-def _consumer(queue: pxrs.Queue, group: str, member: str, sink: Any) -> Any:
-    return queue.consumer(group, handler=_handle, deliver="arrow", sink=sink, member=member)
-
-
 def _handle(batch: pa.RecordBatch) -> pa.Table:
     return pa.table({"value": batch.column("value")})
 
 
 def _has_committed(group: Any) -> bool:
-    return any(line.checkpoint for line in group.describe())
+    try:
+        return any(line.checkpoint for line in group.describe())
+    except NotFound:  # its first member has just begun
+        return False
 
 
 def _until(condition: Any, members: list[Any]) -> None:
@@ -91,7 +105,7 @@ def _until(condition: Any, members: list[Any]) -> None:
 def _error_of(member: Any) -> str:
     try:
         member.check()
-    except pxrs.errors.PxrsError as error:
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
