@@ -225,7 +225,8 @@ def test_a_group_with_members_cannot_be_deleted_and_an_empty_one_is_gone() -> No
             site.queue.group("g").delete()
         consumer.stop()
         site.queue.group("g").delete()
-        assert site.queue.groups() == [] and site.queue.store.scan("") == []
+        assert site.queue.groups() == []
+        assert [row.key.split("/")[-2:] for row in site.queue.store.scan("")] == [["_registry", "id"]]
 
 
 def test_a_member_that_was_killed_is_put_out_by_force_and_one_that_lives_is_not() -> None:
@@ -238,7 +239,8 @@ def test_a_member_that_was_killed_is_put_out_by_force_and_one_that_lives_is_not(
         with pytest.raises(Refused, match="pxrs member evict"):
             site.queue.group("g").delete()
         site.queue.group("g").delete(force=True)
-        assert site.queue.groups() == [] and site.queue.store.scan("") == []
+        assert site.queue.groups() == []
+        assert [row.key.split("/")[-2:] for row in site.queue.store.scan("")] == [["_registry", "id"]]
 
 
 # ---- old handles --------------------------------------------------------------------------------------------------
@@ -362,7 +364,7 @@ def test_a_newer_process_with_the_same_id_wins_and_the_older_one_stops() -> None
 
 def test_two_assignors_for_one_group_are_refused() -> None:
     with pxrs.open("memory:assignors", partitions=2, assignor="range", settings=PATIENT) as queue:
-        queue.consumer("g", print)
+        queue.make_group("g")
         with (
             pxrs.open("memory:assignors", assignor="sticky", settings=PATIENT) as other,
             pytest.raises(pxrs.errors.Mismatch, match=r"'range'.*'sticky'"),

@@ -44,7 +44,7 @@ def test_two_logs_of_one_name_cannot_share_a_group(tmp_path: Path) -> None:
         pxrs.open(log=f"file:{tmp_path}/one/events", registry=registry) as one,
         pxrs.open(log=f"file:{tmp_path}/two/events", registry=registry) as two,
     ):
-        one.consumer("g", print)
+        one.make_group("g")
         with pytest.raises(Mismatch, match="another log named 'events'"):
             two.consumer("g", print)
         two.consumer("other", print)

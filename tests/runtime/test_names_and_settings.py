@@ -135,7 +135,7 @@ def test_b67_a_group_row_of_another_log_is_refused(tmp_path: Path) -> None:
     """A registry that is shared, and a log that was recreated with another count: the group's row says so."""
     registry = f"sqlite:{tmp_path}/registry.db"
     with pxrs.open(log=f"file:{tmp_path}/a/orders", registry=registry, partitions=8) as queue:
-        queue.consumer("g", print)
+        queue.make_group("g")
     with (
         pxrs.open(log=f"file:{tmp_path}/b/orders", registry=registry, partitions=4) as queue,
         pytest.raises(Mismatch, match=r"partitions = 8.*4"),

@@ -13,6 +13,7 @@ from pxrs.cli.options import HashName, PartitionCount, ReduceName, RegistryUrl, 
 from pxrs.cli.output import progress
 from pxrs.cli.sources import Reading
 from pxrs.errors import Refused
+from pxrs.model import check_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,6 +55,8 @@ def import_(
     """
     if (from_checkpoint is None) != (group is None):
         raise WrongUsage("--from-checkpoint and --group belong together")
+    if group is not None:
+        check_name("group", group)  # a queue that was made for a name that cannot be would stay behind
     _check_source(source, format, from_checkpoint, key_separator)
     reading = None if format in ("arrow", "parquet") else Reading(format == "json", None, key_field, key_separator)
 
@@ -94,6 +97,7 @@ def _check_all(tables: Iterable[Any], checkpoint: int) -> None:
 
 
 def _check_new(queue: Queue, group: str) -> None:
+    queue.check_registry()
     if queue.group(group).registry.find_group() is not None:
         raise Refused(f"group {group!r} is there already: a checkpoint is taken over by a new group")
     if any(queue.ends().values()):
@@ -138,8 +142,7 @@ class _Places:
 
 def _take_over(queue: Queue, group: str, places: _Places) -> None:
     """Per partition the old global checkpoint is the first unprocessed offset; where there is none, the end."""
-    handle, known = queue.group(group), queue.log.identity
-    handle.registry.initialize(known.partitions, known.hash, known.reduce, log=known.id)
+    handle = queue.make_group(group)
     handle.seek(places.ends | places.unprocessed)
     left = sum(end - places.unprocessed.get(p, end) for p, end in places.ends.items())
     print(f"group {group!r} starts with {left} unprocessed messages; {places.count - left} count as processed")

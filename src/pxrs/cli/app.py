@@ -25,6 +25,7 @@ from pxrs.cli import (
     log_tail,
     produce,
     registry,
+    registry_adopt,
     registry_copy,
     seek,
     spark,
@@ -69,6 +70,7 @@ VERBS = (
     Verb("dlq retry", dlq.retry, "pxrs dlq retry file:./orders billing --all"),
     Verb("import", adopt.import_, "pxrs import file:./orders old.jsonl -f json --from-checkpoint 500 --group billing"),
     Verb("registry dump", registry.dump, "pxrs registry dump file:./orders > rows.jsonl"),
+    Verb("registry adopt", registry_adopt.adopt, "pxrs registry adopt file:./orders --registry sqlite:registry.db"),
     Verb("registry copy", registry_copy.copy, "pxrs registry copy sqlite:registry.db etcd://127.0.0.1:2379/pxrs"),
     Verb("registry load", registry.load, "pxrs registry load file:./orders rows.jsonl"),
     Verb("health", create.health, "pxrs health file:./orders"),
@@ -81,7 +83,7 @@ _FAMILIES = {
     "member": "Put a member out of its group.",
     "log": "Look at stored messages, and look after their files.",
     "dlq": "The dead letters: messages that a group could not process.",
-    "registry": "The rows of the registry, as they are.",
+    "registry": "The rows of the registry, and which registry a log belongs to.",
     "spark": "Get ready for a Spark cluster.",
 }
 

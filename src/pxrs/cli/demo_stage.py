@@ -24,8 +24,8 @@ _LEASE_MS = 60_000
 @contextmanager
 def curtain(queue: Queue, group: str) -> Iterator[None]:
     """Hold the lead of a new group without planning anything; at the end, leave it to its members."""
-    registry, known = queue.group(group).registry, queue.log.identity
-    created = registry.initialize(known.partitions, known.hash, known.reduce, log=known.id)
+    registry = queue.make_group(group).registry
+    created = registry.group()
     holder = MemberRow(_NAME, secrets.token_hex(16), lease_ms=_LEASE_MS)
     registry.register(holder)
     lead = registry.elect(holder.owner, created)

@@ -18,7 +18,10 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.*")
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="The queue, as in file:./orders; or set PXRS_URL.")]
 RegistryUrl = Annotated[
-    str | None, typer.Option("--registry", metavar="URL", help="The registry, where it is not beside the log.")
+    str | None,
+    typer.Option(
+        "--registry", metavar="URL", help="The registry, where it is not beside the log; or set PXRS_REGISTRY."
+    ),
 ]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 Form = Literal["table", "json", "csv"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def dump(url: Url, registry: RegistryUrl = None) -> None:
     """Print every row of the queue's groups, one JSON object per line."""
     with opened(url, registry) as queue:
+        queue.tell_of_other_registry()
         for row in queue.store.scan(_base(queue)):
             kind = row.key.removeprefix(_base(queue)).split("/")[1]
             if kind != "bell":  # bells only wake waiting members: they hold nothing
@@ -57,6 +58,7 @@ def load(
             )
         changes = _swaps(wanted, present)
         write_rows(queue.store, changes)
+        queue.tell_of_other_registry()
     print(f"wrote {len(changes)} rows")
     if len(changes) < len(wanted):
         note(f"{len(wanted) - len(changes)} rows were the same already")

@@ -33,28 +33,70 @@ def copy(
 ) -> None:
     """Copy groups to another registry: checkpoints, epochs, history. Stop their members first.
 
-    Nothing is written if one of the groups has members, or stands in TO with other rows.
+    Nothing is written if one of the groups has members, or stands in TO with other rows. If all groups of a queue go,
+    its log belongs to TO then; else say so with `pxrs registry adopt`.
     """
-    with closing(_store(source)) as old, closing(_store(target)) as new:
+    from pxrs.stores.base import Swap
+
+    with closing(_store(source, must_exist=True)) as old, closing(_store(target)) as new:
         groups = _groups(old, queue, group, source)
         changes = {name: _changes(rows, new, force, name) for name, rows in groups.items()}
         for name, rows in groups.items():
             _check_stopped(name, rows, force)
+        ids = _ids(old, groups)  # first: a group that is there without it would be refused
+        carried = [row for row in ids if _carry(row, new, target)]
         for name, swaps in changes.items():
             write_rows(new, swaps)
             print(f"{'/'.join(name)}: {len(swaps)} rows written")
         if move:
             _delete(old, groups)
+            write_rows(old, [Swap(row.key, row.version, None) for row in carried])
     if not move:
         note(f"the groups are still in {masked(source)}: let no member use it any more, or copy with --move")
 
 
-def _store(url: str) -> Store:
+def _store(url: str, must_exist: bool = False) -> Store:
     from pxrs.plugins import find_driver
     from pxrs.runtime.config import load_settings
+    from pxrs.runtime.places import open_store
 
-    store: Store = find_driver("pxrs.stores", url).open(url, load_settings())
-    return store
+    if must_exist and not find_driver("pxrs.stores", url).exists(url):
+        raise NotFound(f"there is no registry at {masked(url)}")
+    return open_store(url, load_settings())
+
+
+def _ids(store: Store, groups: Groups) -> list[Row]:
+    """The rows by which the logs of these queues know their registry, of queues all of whose groups go along."""
+    from pxrs.runtime.belonging import id_key
+    from pxrs.runtime.config import load_settings
+
+    prefix, found = load_settings().prefix, []
+    for queue in sorted({name[0] for name in groups}):
+        row = store.read([id_key(prefix, queue)])[0]
+        keys = [other.key.removeprefix(f"{prefix}{queue}/").split("/") for other in store.scan(f"{prefix}{queue}/")]
+        stay = sorted(key[0] for key in keys if key[1:] == ["group"] and (queue, key[0]) not in groups)
+        if row is not None and stay:
+            note(f"queue {queue!r} has other groups in FROM ({', '.join(stay)}): its log belongs to FROM still")
+        elif row is not None:
+            found.append(row)
+    return found
+
+
+def _carry(row: Row, new: Store, target: str) -> bool:
+    """Give TO the id of the queue's registry. Where it has one of its own, the log must be told."""
+    from pxrs.stores.base import ABSENT, Swap
+
+    there = new.read([row.key])[0]
+    if there is None:
+        write_rows(new, [Swap(row.key, ABSENT, row.value)])
+    elif there.value != row.value:
+        queue = row.key.split("/")[-3]
+        note(
+            f"TO has consumed a queue {queue!r} before: tell the log that it belongs there now, "
+            f"`pxrs registry adopt LOG --registry {masked(target)}`"
+        )
+        return False
+    return True
 
 
 def _groups(store: Store, queue: str | None, group: str | None, url: str) -> Groups:

@@ -122,7 +122,11 @@ class Connections:
     def _told(self, error: sqlite3.Error) -> PxrsError:
         """An error of SQLite as one of ours, which names the file."""
         if _primary_code(error) in _DAMAGED:
-            return Damaged(f"{self._path} is no database of ours, or a damaged one: {error}")
+            return Damaged(
+                f"{self._path} is no database of ours, or a damaged one: {error}. Stop its users, and put it back from "
+                "a copy; or move it away with its -wal and -shm, begin anew with `pxrs registry adopt`, and set the "
+                "checkpoints with `pxrs group seek`"
+            )
         return Unavailable(f"{self._path} does not answer: {error}")
 
     def count(self) -> int:

@@ -76,6 +76,22 @@ def agree(name: str, wish: Wish, recorded: LogIdentity | None) -> LogIdentity:
     return recorded
 
 
+DEAD_LETTERS = "dead-letters/"
+"""What the names of siblings begin with that hold a group's dead letters; the group's name follows."""
+
+
+class OwnRegistry(NamedTuple):
+    """Which registry a log belongs to: the only one whose groups may consume it, and under which messages are deleted.
+
+    ``id`` is random and stands in the registry too; "" says that no group has come yet. ``where`` is the registry's URL
+    without a password, for people. ``before`` is the id of the registry that this one has replaced, if any.
+    """
+
+    id: str = ""
+    where: str = ""
+    before: str = ""
+
+
 class Stamp(NamedTuple):
     """Who appends a batch: makes a retry of the same batch recognisable. ``sequence`` counts a producer's batches
     to one partition, from 0."""
@@ -161,6 +177,8 @@ class Log(ABC):
     identity: LogIdentity
     directory: str | None = None
     """Where the log's files are, if it keeps files that this machine can open."""
+    outlives_process: bool = True
+    """Whether the messages are still there when this process has ended."""
 
     @abstractmethod
     def append(
@@ -228,6 +246,22 @@ class Log(ABC):
     @abstractmethod
     def sibling(self, name: str, partitions: int, create: bool) -> Log | None:
         """A log beside this one that belongs to the queue, as the dead letters do. None if absent and not created."""
+
+    def registry(self) -> OwnRegistry | None:
+        """The registry that the log belongs to; its id is "" if no group has come yet.
+
+        None: nothing is known. The log was made by a version up to 0.5, or does not keep this.
+        """
+        return None
+
+    def set_registry(self, wanted: OwnRegistry, instead_of: str | None = "") -> OwnRegistry:  # noqa: ARG002 - most logs of others keep none
+        """Record the registry if the recorded id still is ``instead_of`` (None: whatever it is); returns what is
+        recorded then. Durable when it returns: of two who do this at once, both learn who was first."""
+        return wanted
+
+    def groups_seen(self) -> Sequence[str]:
+        """The names of groups that have left something beside the log, such as dead letters."""
+        return ()
 
     @abstractmethod
     def close(self) -> None:

@@ -19,11 +19,12 @@ from pxrs.clients.inotify import watch_directory
 from pxrs.clients.listening import listening_nudge
 from pxrs.errors import Closed, Damaged, Unavailable
 from pxrs.latch import Nudge
-from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Row, Rows, Stamp, Wish
+from pxrs.logs.base import Chunk, Log, LogIdentity, OwnRegistry, Piece, Row, Rows, Stamp, Wish
 from pxrs.logs.mark import has_marks
 from pxrs.logs.partition import PartitionFiles
 from pxrs.logs.queuefile import directory_of, open_directory, partition_directory, sibling_directory
 from pxrs.logs.records import check_entries, check_partition
+from pxrs.logs.registryfile import groups_seen, read_registry, write_registry
 from pxrs.logs.sealing import seal, sweep_at_first_use, trim
 from pxrs.logs.segment import Room
 from pxrs.logs.syncfs import sync_together
@@ -177,6 +178,15 @@ class FileLog(Log):
         wish = Wish(partitions, self.identity.hash, self.identity.reduce)
         identity = open_directory(directory, os.path.basename(directory), wish, create)
         return FileLog(directory, identity, self._settings)
+
+    def registry(self) -> OwnRegistry | None:
+        return read_registry(self.directory)
+
+    def set_registry(self, wanted: OwnRegistry, instead_of: str | None = "") -> OwnRegistry:
+        return write_registry(self.directory, wanted, instead_of)
+
+    def groups_seen(self) -> Sequence[str]:
+        return groups_seen(self.directory, self.identity.id)
 
     def close(self) -> None:
         self._closed = True

@@ -18,11 +18,12 @@ import pyarrow as pa
 
 from pxrs.clients.nats import Client, patiently
 from pxrs.errors import Closed, Mismatch, NotFound, PxrsError, Refused, Unavailable
-from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish, agree
+from pxrs.logs.base import Chunk, Log, LogIdentity, OwnRegistry, Piece, Stamp, Wish, agree
 from pxrs.logs.jetstream_bell import Bell
 from pxrs.logs.jetstream_chunks import ChunkSize
 from pxrs.logs.jetstream_names import DEFAULT_WINDOW_MS, Target, stream_of, target_of, url_without_password
 from pxrs.logs.jetstream_reader import PartitionReader, Sizes
+from pxrs.logs.jetstream_registry import groups_seen, read_registry, write_registry
 from pxrs.logs.jetstream_stream import OVERHEAD, Stream
 from pxrs.logs.jetstream_writer import Part, PartitionWriter, look_back, parts_of
 from pxrs.logs.records import check_entries, check_partition, refuse_offset
@@ -209,6 +210,15 @@ class JetStreamLog(Log):
         parts = [check_name("sibling", part) for part in name.split("/")]
         wish = Wish(partitions, self.identity.hash, self.identity.reduce)
         return self._open(self._place._replace(names=(*self._place.names, *parts)), wish, create)
+
+    def registry(self) -> OwnRegistry | None:
+        return self._run(read_registry(self._stream))
+
+    def set_registry(self, wanted: OwnRegistry, instead_of: str | None = "") -> OwnRegistry:
+        return self._run(write_registry(self._stream, wanted, instead_of))
+
+    def groups_seen(self) -> Sequence[str]:
+        return self._run(groups_seen(self._stream, self.identity.name))
 
     def close(self) -> None:
         if not self._closed:

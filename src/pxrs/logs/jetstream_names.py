@@ -21,6 +21,8 @@ DEFAULT_PORT = 4222
 DEFAULT_WINDOW_MS = 120_000
 MAX_STREAM_NAME = 200
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
+RECORDED = "pxrs.registry"
+"""In the metadata of a stream that was made by a version which records its registry, in a message of the stream."""
 _FIELDS = ("name", "partitions", "hash", "reduce", "id")
 
 
@@ -125,7 +127,8 @@ def message_id(stamp: Stamp, partition: int, part: int) -> str:
 
 def to_metadata(identity: LogIdentity) -> dict[str, str]:
     values = {"format": str(FORMAT), **{field: str(getattr(identity, field)) for field in _FIELDS}}
-    return {f"pxrs.{key}": value for key, value in {**values, "xxh3": _checksum(values)}.items()}
+    sealed = {f"pxrs.{key}": value for key, value in {**values, "xxh3": _checksum(values)}.items()}
+    return {**sealed, RECORDED: "recorded"}
 
 
 def _checksum(values: Mapping[str, str]) -> str:

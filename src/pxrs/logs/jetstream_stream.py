@@ -35,7 +35,7 @@ READY_SECONDS = 5.0
 
 _MARK = b"pxrs-mark "
 _STREAM_NOT_FOUND, _NAME_IN_USE, _NOT_CLUSTERED, _NO_PEERS = 10059, 10058, 10074, 10005
-_WRONG_LAST = (10071, 10164)
+WRONG_LAST = (10071, 10164)
 _DUPLICATE, _DUPLICATE_UNDER_WAY, _INCOMPLETE = 10201, 10158, 10176
 _GONE_SECONDS = 1.0
 _CLOCKS_APART = timedelta(seconds=1)  # of two servers of a cluster
@@ -176,7 +176,7 @@ class Stream:
         try:
             found = checked(answer.data)
         except ApiError as error:
-            if error.number in _WRONG_LAST:
+            if error.number in WRONG_LAST:
                 raise WrongLast from None
             if error.number in (_DUPLICATE, _DUPLICATE_UNDER_WAY):
                 raise Duplicate from None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from pxrs.errors import Closed, NotFound, Refused
-from pxrs.logs.base import Chunk, Log, LogIdentity, Piece, Stamp, Wish, agree
+from pxrs.logs.base import DEAD_LETTERS, Chunk, Log, LogIdentity, OwnRegistry, Piece, Stamp, Wish, agree
 from pxrs.logs.records import check_entries, check_partition, first_at, refuse_offset, times, with_offsets
 from pxrs.model import check_name
 from pxrs.plugins import split_url
@@ -55,6 +55,7 @@ class _Content:
         self.lock = threading.Lock()
         self.partitions = [_Partition() for _ in range(identity.partitions)]
         self.siblings: dict[str, _Content] = {}
+        self.registry = OwnRegistry()
 
 
 _named: dict[str, _Content] = {}
@@ -73,6 +74,8 @@ class MemoryLog(Log):
 
     Every stamp is remembered: a retry is recognised however late it comes.
     """
+
+    outlives_process = False
 
     def __init__(self, content: _Content) -> None:
         self.identity = content.identity
@@ -182,6 +185,20 @@ class MemoryLog(Log):
                 found = self._content.siblings[name] = _Content(agree(parts[-1], wish, None))
         agree(name, wish, found.identity)
         return MemoryLog(found)
+
+    def registry(self) -> OwnRegistry:
+        return self._content.registry
+
+    def set_registry(self, wanted: OwnRegistry, instead_of: str | None = "") -> OwnRegistry:
+        with self._content.lock:
+            if instead_of in (None, self._content.registry.id):
+                self._content.registry = wanted
+            return self._content.registry
+
+    def groups_seen(self) -> Sequence[str]:
+        with self._content.lock:
+            names = sorted(self._content.siblings)
+        return [name.removeprefix(DEAD_LETTERS) for name in names if name.startswith(DEAD_LETTERS)]
 
     def close(self) -> None:
         self._closed = True

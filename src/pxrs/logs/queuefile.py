@@ -20,7 +20,10 @@ from pxrs.model import check_name
 from pxrs.plugins import split_url
 
 FORMAT = 1
-_RESERVED = re.compile(r"partition-\d+|queue\.json.*")
+_RESERVED = re.compile(r"partition-\d+|(queue|registry)\.json.*")
+_WAY_OUT = (
+    "put it back from a copy of the queue, or copy the queue.json of a queue with the same partitions, hash and reduce"
+)
 _FIELDS = {"name": str, "partitions": int, "hash": str, "reduce": str, "id": str}
 
 
@@ -95,11 +98,16 @@ def _create(directory: str, name: str, wish: Wish) -> LogIdentity:
 def _to_json(identity: LogIdentity) -> bytes:
     created = datetime.fromtimestamp(SystemClock().wall(), tz=UTC).isoformat(timespec="seconds")
     values: dict[str, Any] = {field: getattr(identity, field) for field in _FIELDS}
-    values = {"format": FORMAT, **values, "created": created}
-    return (json.dumps({**values, "xxh3": _checksum(values)}, indent=2) + "\n").encode()
+    # The last one tells this queue from those of 0.5: whoever consumes it records its registry, in that file.
+    return sealed_json({"format": FORMAT, **values, "created": created, "registry": "registry.json"})
 
 
-def _checksum(values: dict[str, Any]) -> str:
+def sealed_json(values: dict[str, Any]) -> bytes:
+    """A file of a few values, with their checksum."""
+    return (json.dumps({**values, "xxh3": checksum(values)}, indent=2) + "\n").encode()
+
+
+def checksum(values: dict[str, Any]) -> str:
     """Over everything but itself: one wrong digit in the partition count would send keys elsewhere."""
     rest = {key: value for key, value in values.items() if key != "xxh3"}
     return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
@@ -107,6 +115,22 @@ def _checksum(values: dict[str, Any]) -> str:
 
 def _read(directory: str) -> LogIdentity | None:
     path = os.path.join(directory, "queue.json")
+    values = read_sealed(path, FORMAT, _WAY_OUT)
+    if values is None:
+        return None
+    for field, kind in _FIELDS.items():
+        if type(values.get(field)) is not kind:
+            raise Damaged(f"{path} is damaged: {_wrong(values, field)}; {_WAY_OUT}")
+    return LogIdentity(**{field: values[field] for field in _FIELDS})
+
+
+def records_registry(directory: str) -> bool:
+    """Whether this queue was made by a version that records its registry."""
+    return "registry" in (read_sealed(os.path.join(directory, "queue.json"), FORMAT, _WAY_OUT) or ())
+
+
+def read_sealed(path: str, known: int, way_out: str) -> dict[str, Any] | None:
+    """The values of such a file; None if there is none. Damaged, with the way out, if they cannot be trusted."""
     try:
         with open(path, "rb") as file:
             content = file.read()
@@ -114,20 +138,28 @@ def _read(directory: str) -> LogIdentity | None:
         return None
     try:
         values = json.loads(content)
-        form = values["format"]
-        if type(form) is int and form > FORMAT:
-            raise NewerFormat(f"{path} has format {form}; this version of PXRS knows up to {FORMAT}")
-        return _identity(values)
-    except (ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{path} is damaged: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged: it is no JSON ({error}); {way_out}") from error
+    problem = _problem(values)
+    if problem:
+        raise Damaged(f"{path} is damaged: {problem}; {way_out}")
+    if values["format"] > known:
+        raise NewerFormat(f"{path} has format {values['format']}; this version of PXRS knows up to {known}")
+    if values["xxh3"] != checksum(values):
+        raise Damaged(f"{path} is damaged: its checksum does not match, it must not be edited; {way_out}")
+    found: dict[str, Any] = values
+    return found
 
 
-def _identity(values: dict[str, Any]) -> LogIdentity:
-    if values["xxh3"] != _checksum(values):
-        raise ValueError("its checksum does not match; it must not be edited")
-    for field, kind in _FIELDS.items():
-        if field not in values:
-            raise ValueError(f"it has no {field}")
-        if type(values[field]) is not kind:
-            raise ValueError(f"{field} = {values[field]!r}")
-    return LogIdentity(**{field: values[field] for field in _FIELDS})
+def _problem(values: Any) -> str:
+    """What keeps the values from being looked at."""
+    if not isinstance(values, dict):
+        return f"it holds {type(values).__name__}, not names with values"
+    if type(values.get("format")) is not int:
+        return _wrong(values, "format")
+    # A later format may have its checksum elsewhere: it is told by its number.
+    return "" if "xxh3" in values or values["format"] > FORMAT else _wrong(values, "xxh3")
+
+
+def _wrong(values: dict[str, Any], field: str) -> str:
+    return f"{field} = {values[field]!r}" if field in values else f"it has no {field}"

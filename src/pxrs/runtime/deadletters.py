@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from pxrs.clock import Clock
 from pxrs.errors import Conflict, NotFound
-from pxrs.logs.base import ENTRY_SCHEMA, Log, Stamp
+from pxrs.logs.base import DEAD_LETTERS, ENTRY_SCHEMA, Log, Stamp
 from pxrs.model import Message
 from pxrs.runtime.delivery import Context, messages_of
 from pxrs.runtime.letters_seen import Waiting, waiting_in
@@ -50,7 +50,7 @@ class DeadLetters:
         self._log = log
         self._store = store
         self._retried_key = retried_key
-        self._name = f"dead-letters/{group}"
+        self._name = f"{DEAD_LETTERS}{group}"
         self._clock = clock
         self._box: Log | None = None
         self._lock = threading.Lock()

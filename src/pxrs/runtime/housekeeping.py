@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 from pxrs import metrics
 from pxrs.clock import Clock
+from pxrs.errors import Refused
 from pxrs.logs.base import Chunk, Log
 from pxrs.metrics import Sample
 from pxrs.rules.retention import KEPT_CHUNKS, Policy, Stored, Verdict, judge
 from pxrs.rules.rows import decode_group, decode_partition
+from pxrs.runtime.belonging import Belonging
 from pxrs.runtime.membership import Loop
 from pxrs.settings import Settings
 from pxrs.stores.base import Store
@@ -61,9 +63,10 @@ class _Judged(NamedTuple):
 class Housekeeper:
     """Seals and trims the partitions of one queue, as its settings say. Keeps log and store alive, never the queue."""
 
-    def __init__(self, log: Log, store: Store, settings: Settings, clock: Clock) -> None:
+    def __init__(self, log: Log, store: Store, settings: Settings, clock: Clock, belonging: Belonging) -> None:
         self._log = log
         self._store = store
+        self._belonging = belonging
         self._settings = settings
         self._clock = clock
         self._policy = Policy(settings.retention_ms, settings.retention_bytes, settings.retain == "unconsumed")
@@ -177,6 +180,9 @@ class Housekeeper:
     # ---- trimming ---------------------------------------------------------------------------------------------------
 
     def _trim_all(self, done: Round) -> None:
+        why_not = self._belonging.why_not_trim()
+        if why_not:
+            raise Refused(why_not)
         needs = needs_of(self._store, self._settings.prefix, self._log)
         for partition in self._partitions():
             trim = partial(self._trim, partition, needs.get(partition), done)

@@ -13,14 +13,14 @@ _WARNINGS = {
     "refused": "{group}: a late commit of {member} was refused: {error}",
     "fenced": "{group}: {member} stops: {error}",
     "forced": "{group}: leader {member} took partitions {partitions} from owners that are gone or late",
-    "created_behind": "{group}: {member} made this group anew, without checkpoints, over a log of {messages} messages; "
-    "if the group has consumed them before, its registry was lost: set the checkpoints with `pxrs group seek`",
+    "created_behind": "{group}: {member} made this group anew, without checkpoints, over a log of {messages} messages "
+    "which has had groups before, in a registry that is lost or replaced: set the checkpoints with `pxrs group seek`",
     "stalled": "{group}: {member} beats but makes no progress; its partitions go to others",
     "damaged": "{group}: {member} leaves partition {partition} alone: {error}",
     "troubled": "{group}: {member} will try again: {error}",
 }
 _NOTES = {
-    "created": "{group}: {member} made this group",
+    "created": "{group}: {member} made this group, over a log of {messages} messages",
     "joined": "{group}: {member} joined",
     "left": "{group}: {member} left",
     "sought": "{group}: partition {partition} was moved by a seek; {member} goes on at the new place",

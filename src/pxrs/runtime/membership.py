@@ -88,6 +88,7 @@ class Membership:
         loop_name: str,
         halt: Callable[[], None],
         report: Report,
+        enter: Callable[[], None] | None = None,
     ) -> None:
         self.member = member
         self.report = report
@@ -96,6 +97,7 @@ class Membership:
         self.ended: Callable[[], None] = _nobody
         self._clock = clock
         self._halt = halt
+        self._enter = enter
         self._killed = False
         self._done = threading.Event()
         self._error: PxrsError | None = None
@@ -108,8 +110,15 @@ class Membership:
     def start(self) -> None:
         if self._loop.thread.ident is not None:
             raise Closed("a member starts once; make a new one")
+        self.enter()
         self._loop.thread.start()
         self._watcher.thread.start()
+
+    def enter(self) -> None:
+        """Make what this member needs, such as its group. The start does it, unless it was done before."""
+        if self._enter is not None:
+            self._enter()
+            self._enter = None  # it knows the queue, which must not live as long as this does
 
     def submit(
         self,

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 from pxrs.clock import Clock, SystemClock
-from pxrs.errors import BadSetting, BadUrl, Closed, masked
+from pxrs.errors import BadSetting, Closed
 from pxrs.logs.base import Log, Wish
 from pxrs.model import Grant, MemberRow, Message, Owner, check_name
-from pxrs.plugins import find_driver, hashes_of_other_packages, split_url
+from pxrs.plugins import find_driver, hashes_of_other_packages
 from pxrs.rules.assignment import check_assignor
 from pxrs.rules.hashing import known_hashes, register_hash
 from pxrs.rules.ownership import check_position
 from pxrs.rules.partitioning import Partitioner
 from pxrs.runtime import delivery
+from pxrs.runtime.belonging import MANUAL, Adopted, Belonging
 from pxrs.runtime.config import load_settings
 from pxrs.runtime.consumer import Consumer, Subscription
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
+from pxrs.runtime.founding import group_over, make_group, message_count
 from pxrs.runtime.group import GroupHandle
 from pxrs.runtime.housekeeping import Housekeeper, Round
 from pxrs.runtime.job import Job
@@ -33,10 +34,12 @@ from pxrs.runtime.member import Member
 from pxrs.runtime.membership import Membership
 from pxrs.runtime.meter import Measured, Meter, serve
 from pxrs.runtime.named import NamedProducer
+from pxrs.runtime.places import open_store, places_of
 from pxrs.runtime.producer import Producer
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
 from pxrs.runtime.sink import Sink, bind, check_sink
+from pxrs.runtime.thisprocess import about_this_process, random_member
 from pxrs.runtime.work import Work
 from pxrs.runtime.workforce import Workforce
 from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE, Settings
@@ -73,37 +76,38 @@ def open_queue(
     reduce: str | None = None,
     assignor: str | None = None,
     settings: Settings | None = None,
-    require: Collection[Guarantee | str] = (),
+    require: Guarantee | str | Collection[Guarantee | str] = (),
     create: bool = True,
 ) -> Queue:
     """Open a queue, or create it. What is left out is as recorded; what contradicts the record is refused.
 
-    ``url`` names a log, with the registry beside it; ``log`` and ``registry`` name them apart.
+    ``url`` names a log, with the registry beside it; ``log`` and ``registry`` name them apart. Where no registry is
+    named, the one of PXRS_REGISTRY counts. The registry is made by the first consumer that starts, not by opening.
     """
     settings = load_settings() if settings is None else settings
     if not isinstance(settings, Settings):
         raise BadSetting(f"settings = {settings!r}: must be pxrs.Settings, not {type(settings).__name__}")
-    log_url, registry_url = _places(url, log, registry)
+    places = places_of(url, log, registry)
     # Whatever can be refused is refused before anything is created.
-    store_driver = find_driver("pxrs.stores", registry_url)
-    check_guarantees(store_driver, require, registry_url)
+    check_guarantees(find_driver("pxrs.stores", places.registry), require, places.registry)
     if assignor is not None:
         check_assignor(assignor)
     if isinstance(hash, str):
         _make_known(hash)
     wished = Partitioner(1, hash=hash or DEFAULT_HASH, reduce=reduce or DEFAULT_REDUCE)
     wish = Wish(partitions, wished.hash if hash else None, reduce)
-    opened: Log = find_driver("pxrs.logs", log_url).open(log_url, wish, settings, create)
-    try:
+    with ExitStack() as undo:
+        store = None if places.is_beside else undo.enter_context(closing(open_store(places.registry, settings)))
+        opened: Log = find_driver("pxrs.logs", places.log).open(places.log, wish, settings, create)
+        undo.callback(opened.close)
+        if store is None:  # it stands in the log's directory, which is there now
+            store = undo.enter_context(closing(open_store(places.registry, settings)))
         _make_known(opened.identity.hash)
         partitioner = Partitioner(
             opened.identity.partitions, hash=hash or opened.identity.hash, reduce=opened.identity.reduce
         )
-        store: Store = store_driver.open(registry_url, settings)
-    except BaseException:
-        opened.close()
-        raise
-    return Queue(opened, store, partitioner, assignor, settings, SystemClock())
+        undo.pop_all()
+    return Queue(opened, store, partitioner, assignor, settings, SystemClock(), places.where)
 
 
 def _make_known(hash_name: str) -> None:
@@ -113,27 +117,18 @@ def _make_known(hash_name: str) -> None:
             register_hash(hash_name, function)
 
 
-def _places(url: str | None, log: str | None, registry: str | None) -> tuple[str, str]:
-    if (url is None) == (log is None):
-        raise BadUrl("name the queue once: pxrs.open('file:./orders'), or pxrs.open(log=..., registry=...)")
-    log_url = url if url is not None else log
-    if not isinstance(log_url, str):
-        raise BadUrl(f"{log_url!r} is no URL: write scheme:place, as in file:./orders or memory:")
-    scheme, rest = split_url(log_url)
-    if registry is not None:
-        return log_url, registry
-    if scheme == "file":
-        return log_url, f"sqlite:{os.path.join(rest, 'registry.db')}"
-    if scheme == "memory":
-        return log_url, log_url
-    raise BadUrl(f"a log at {scheme!r} needs a registry: pxrs.open(log={masked(log_url)!r}, registry='sqlite:...')")
-
-
 class Queue:
     """A queue with its fixed number of partitions. Close it, or use it in a ``with`` block."""
 
     def __init__(
-        self, log: Log, store: Store, partitioner: Partitioner, assignor: str | None, settings: Settings, clock: Clock
+        self,
+        log: Log,
+        store: Store,
+        partitioner: Partitioner,
+        assignor: str | None,
+        settings: Settings,
+        clock: Clock,
+        where: str = "",
     ) -> None:
         self.name = log.identity.name
         self.partitions = log.identity.partitions
@@ -148,7 +143,9 @@ class Queue:
         self.users: set[User] = set()
         self._subscriptions: set[Subscription] = set()
         self._stop_metrics: Callable[[], None] | None = None
-        self._housekeeper = Housekeeper(log, store, settings, clock)
+        self._where = where
+        self._is_told = False
+        self._housekeeper = Housekeeper(log, store, settings, clock, self._belonging(settings))
         self._closed = False
 
     # ---- writing and reading ---------------------------------------------------------------------------------------
@@ -210,7 +207,7 @@ class Queue:
         """
         self._check_open()
         settings = settings or self.settings
-        name = check_name("member", _random_member() if member is None else member)
+        name = check_name("member", random_member() if member is None else member)
         registry = self._registry(group, name, settings)
         workforce = Workforce(self._job(registry, handler, deliver, start, assigned, revoked, name, settings))
         check_sink(sink)
@@ -235,26 +232,31 @@ class Queue:
         """Take part in a group with work of any kind: what consumers and pipelines stand on. Nothing runs yet."""
         self._check_open()
         settings = settings or self.settings
-        name = check_name("member", _random_member() if member is None else member)
+        name = check_name("member", random_member() if member is None else member)
         registry = self._registry(group, name, settings)
-        log = self.log.identity
-        born = _nonce()
-        found = registry.initialize(self.partitions, log.hash, log.reduce, self._assignor, log.id, born)
+        # What can be refused is refused now; what is missing is made at the start.
+        self._belonging(settings).check()
+        registry.check(group_over(self.log, self._assignor))
         row = MemberRow(
             name, secrets.token_hex(16), lease_ms=settings.lease_ms, grace_ms=settings.grace_ms,
-            joined=self._clock.wall(), info=tuple((_about_this_process() | dict(info or {})).items()),
+            joined=self._clock.wall(), info=tuple((about_this_process() | dict(info or {})).items()),
         )  # fmt: skip
         meter = Meter(self.log, group, self._clock)
         listeners: list[Report] = [Journal(self.name, group), meter, *([report] if report else [])]
         told = to_all(*listeners)
-        if found.born == born:
-            messages = sum(self.ends().values())
-            told("created_behind" if messages else "created", {"member": name, "messages": messages})
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
         meter.connect(taking_part, work)
+        enter = partial(self._enter, registry, name, told, settings)
+        return Membership(registry, taking_part, meter, self._clock, f"{group}-{name}", work.halt, told, enter)
+
+    def _enter(self, registry: Registry, member: str, told: Report, settings: Settings) -> None:
+        """What the start of a member makes: the group, if there is none, and what goes on beside the members."""
+        self._check_open()
+        made = make_group(self._belonging(settings), registry, self.log, self._assignor)
+        if made is not None:
+            told(made, {"member": member, "messages": message_count(self.log)})
         self._serve_metrics(settings.metrics_port)
         self._housekeeper.start()
-        return Membership(registry, taking_part, meter, self._clock, f"{group}-{name}", work.halt, told)
 
     def _serve_metrics(self, port: int) -> None:
         """One page for all consumers of this queue object, opened with the first of them."""
@@ -268,7 +270,7 @@ class Queue:
         A message that keeps failing goes to the dead letters of the group "_manual".
         """
         self._check_open()
-        registry = self._registry("_manual", "manual", self.settings)
+        registry = self._registry(MANUAL, "manual", self.settings)
         begin = GroupHandle(registry, self.log, self._clock).resolve(offsets)
         workforce = Workforce(self._job(registry, handler, deliver, "earliest", None, None, "manual", self.settings))
         workforce.job.alive_until = float("inf")
@@ -279,14 +281,33 @@ class Queue:
     def group(self, name: str) -> GroupHandle:
         """A consumer group, to look at and to operate; nothing joins it by this."""
         self._check_open()
+        self.tell_of_other_registry()
         return GroupHandle(self._registry(name, "operator", self.settings), self.log, self._clock)
 
     def groups(self) -> list[str]:
         """The names of all groups that have consumed this queue."""
         self._check_open()
+        self.tell_of_other_registry()
         base = f"{self.settings.prefix}{self.name}/"
         keys = (row.key.removeprefix(base).split("/") for row in self.store.scan(base))
         return sorted({parts[0] for parts in keys if parts[1:] == ["group"]})
+
+    def make_group(self, name: str) -> GroupHandle:
+        """Make a group that nobody is a member of yet, or find it. The log belongs to this registry from then on."""
+        self._check_open()
+        registry = self._registry(name, "operator", self.settings)
+        make_group(self._belonging(self.settings), registry, self.log, self._assignor)
+        return self.group(name)
+
+    def check_registry(self) -> None:
+        """Raise Mismatch if the log belongs to another registry. Makes nothing."""
+        self._check_open()
+        self._belonging(self.settings).check()
+
+    def adopt_registry(self) -> Adopted:
+        """Let the log belong to this registry from now on: groups of the one that it has belonged to are refused."""
+        self._check_open()
+        return self._belonging(self.settings).adopt()
 
     def housekeep(self) -> Round:
         """Seal what is full and delete what is kept no longer, as the settings say, now instead of from time to time.
@@ -330,6 +351,15 @@ class Queue:
         if self._closed:
             raise Closed(f"queue {self.name!r} was closed before this call")
 
+    def _belonging(self, settings: Settings) -> Belonging:
+        return Belonging(self.log, self.store, settings.prefix, self._where)
+
+    def tell_of_other_registry(self) -> None:
+        """Say once if what is shown here is not of the log's own registry."""
+        if not self._is_told:
+            self._is_told = True
+            self._belonging(self.settings).warn_of_other()
+
     def _registry(self, group: str, ringer: str, settings: Settings) -> Registry:
         return Registry(self.store, self.name, check_name("group", group), self._clock, settings.prefix, ringer)
 
@@ -367,19 +397,6 @@ class Queue:
 
 def _nonce() -> str:
     return secrets.token_hex(16)
-
-
-def _random_member() -> str:
-    return f"{_short_host()}-{os.getpid()}-{secrets.token_hex(3)}"
-
-
-def _short_host() -> str:
-    host = "".join(c if c.isalnum() or c in "-_" else "-" for c in socket.gethostname().split(".")[0])
-    return host.strip("-")[:60] or "host"
-
-
-def _about_this_process() -> dict[str, str]:
-    return {"host": _short_host(), "pid": str(os.getpid())}
 
 
 __all__ = ["DeadLetters", "Queue", "open_queue"]

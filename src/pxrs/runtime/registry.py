@@ -77,10 +77,18 @@ class Registry:
             self._partitions.create({number: Partition(number) for number in range(partitions)})
             found = self._groups.change_one(self.group_name, lambda row: row or created).row
         assert found is not None
-        check_recorded(
-            found, Group(partitions, hash, reduce, assignor or found.assignor, log=log), self.queue, self.group_name
-        )
+        self._check_like(found, Group(partitions, hash, reduce, assignor or "", log=log))
         return found
+
+    def check(self, opened: Group) -> None:
+        """Refuse a group that is there, and was made with other values or over another log. Writes nothing."""
+        found = self.find_group()
+        if found is not None:
+            self._check_like(found, opened)
+
+    def _check_like(self, found: Group, opened: Group) -> None:
+        opened = replace(opened, assignor=opened.assignor or found.assignor)
+        check_recorded(found, opened, self.queue, self.group_name)
 
     def find_group(self) -> Group | None:
         return self._groups.read([self.group_name])[self.group_name].row

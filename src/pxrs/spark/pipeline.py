@@ -102,6 +102,8 @@ class Pipeline:
         """Begin, without blocking."""
         if self._thread.ident is not None:
             raise Closed("a pipeline starts once; make a new one")
+        if isinstance(self._life, Membership):
+            self._life.enter()  # in this thread: what is refused now is raised here
         self._queue.users.add(self)
         self._thread.start()
         return self

@@ -42,9 +42,10 @@ class Guarantee(Enum):
     ATOMIC_ROWS = "several rows can be swapped all or none"
 
 
-def check_guarantees(driver: type[Store], required: Collection[Guarantee | str], url: str) -> None:
-    """Refuse a store that lacks one of these; they may be given by name, in any case."""
-    missing = sorted(one.name for one in map(_guarantee, required) if one not in driver.guarantees)
+def check_guarantees(driver: type[Store], required: Guarantee | str | Collection[Guarantee | str], url: str) -> None:
+    """Refuse a store that lacks one of these; they may be given by name, in any case, and one alone without a list."""
+    wanted = [required] if isinstance(required, Guarantee | str) else required
+    missing = sorted(one.name for one in map(_guarantee, wanted) if one not in driver.guarantees)
     if missing:
         raise Refused(f"registry {masked(url)!r} does not guarantee {', '.join(missing)}")
 
@@ -112,6 +113,14 @@ class Store(ABC):
     guarantees: ClassVar[frozenset[Guarantee]]
     max_atomic: ClassVar[int] = 1_000_000
     """How many rows one ``swap_all`` can take."""
+
+    @classmethod
+    def exists(cls, url: str) -> bool:  # noqa: ARG003 - a server makes what it needs when it is opened
+        """Whether there is a store at this URL already; False says that ``open`` would make its files.
+
+        Refuses a URL at which none could be made.
+        """
+        return True
 
     @abstractmethod
     def read(self, keys: Sequence[str]) -> list[Row | None]:

@@ -30,7 +30,7 @@ from pxrs.stores.lockfiles_journal import InDoubt
 from pxrs.stores.lockfiles_names import file_of
 from pxrs.stores.lockfiles_place import Held, Place
 from pxrs.stores.lockfiles_rows import Stored
-from pxrs.stores.lockfiles_url import address_of, directory_for
+from pxrs.stores.lockfiles_url import address_of, checked_place, directory_for
 from pxrs.stores.marks import mark_of
 
 ROWS_AT_ONCE, LET_IN_SECONDS = 256, 0.02
@@ -63,6 +63,10 @@ class LockFileStore(Store):
         self._clock = SystemClock()
         _everywhere.add(self)
         weakref.finalize(self, _free, self._deaths, self._bell).atexit = False
+
+    @classmethod
+    def exists(cls, url: str) -> bool:
+        return os.path.isdir(os.path.join(checked_place(address_of(url)), "registry"))
 
     @classmethod
     def open(cls, url: str, settings: Settings) -> LockFileStore:

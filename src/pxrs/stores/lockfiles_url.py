@@ -28,6 +28,15 @@ def address_of(url: str) -> Address:
 
 def directory_for(address: Address) -> str:
     """The directory, made if need be."""
+    path = checked_place(address)
+    _make(path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise Refused(f"{path} cannot be written to by this user")
+    return path
+
+
+def checked_place(address: Address) -> str:
+    """The directory, which need not be there; refused if it cannot be, or should not."""
     path, parent = address.place, os.path.dirname(address.place)
     if not os.path.isdir(parent):
         raise NotFound(f"{parent}: no such directory, to hold the registry {path}")
@@ -39,9 +48,6 @@ def directory_for(address: Address) -> str:
             f"{path} is on a network file system ({network}), where locks cannot be trusted between machines: use a "
             "local directory or a registry server, or write lockfiles:DIR?allow_network=true for one machine alone"
         )
-    _make(path)
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise Refused(f"{path} cannot be written to by this user")
     return path
 
 

@@ -72,6 +72,10 @@ class SqliteStore(Store):
         self._clock = SystemClock()
 
     @classmethod
+    def exists(cls, url: str) -> bool:
+        return os.path.exists(_path_of(url))
+
+    @classmethod
     def open(cls, url: str, settings: Settings) -> SqliteStore:  # noqa: ARG003 - the signature of every driver
         path = _path_of(url)
         store = cls(path)

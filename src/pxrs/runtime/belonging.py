@@ -1,0 +1,204 @@
+"""Whether a log and a registry belong together. A random id stands in both, written with the first group.
+
+Under another registry a group would begin anew, and housekeeping would delete what the real groups have still to read.
+So whoever consumes is refused there, and nothing is deleted. The id is one row for each queue, so that it goes where
+the queue's groups go: into a dump, and to another store.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import secrets
+from typing import NamedTuple
+
+from pxrs.errors import Damaged, Mismatch, NewerFormat, NotFound, Unavailable, Unknown
+from pxrs.logs.base import Log, OwnRegistry
+from pxrs.stores.base import ABSENT, Guarantee, Row, Store, Swap, Verdict
+
+logger = logging.getLogger("pxrs.registry")
+
+FORMAT = 1
+MANUAL = "_manual"
+"""Where the dead letters of subscriptions go. It is no group, and has no rows."""
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_NAME_IT = "Name that registry: registry=... in Python, --registry URL in the shell, or PXRS_REGISTRY"
+
+
+def id_key(prefix: str, queue: str) -> str:
+    """Where a registry keeps the id under which the log of a queue knows it. No group's rows stand there."""
+    return f"{prefix}{queue}/_registry/id"
+
+
+class Adopted(NamedTuple):
+    """The registry that a log belongs to now, and the one that it has belonged to; None if that is not known."""
+
+    now: OwnRegistry
+    before: OwnRegistry | None
+
+
+class Belonging:
+    """One log and the registry that it was opened with."""
+
+    def __init__(self, log: Log, store: Store, prefix: str, where: str = "") -> None:
+        self._log = log
+        self._store = store
+        self._base = f"{prefix}{log.identity.name}/"
+        self._key = id_key(prefix, log.identity.name)
+        self._where = where or "the registry that was given"
+        # A registry that ends with its process is never recorded in a log that goes on.
+        self._is_passing = log.outlives_process and Guarantee.ACROSS_PROCESSES not in store.guarantees
+
+    # ---- what is refused ------------------------------------------------------------------------------------------
+
+    def check(self) -> OwnRegistry | None:
+        """Raise Mismatch if the log belongs to another registry. Writes nothing. Returns what the log has recorded."""
+        recorded = self._log.registry()
+        if recorded is not None and recorded.id:
+            self._check_same(recorded)
+        elif not self._is_passing:
+            self._refuse_new_beside_old()
+        return recorded
+
+    def _check_same(self, recorded: OwnRegistry) -> None:
+        own = None if self._is_passing else self._own_id()
+        if own != recorded.id:
+            raise Mismatch(self._difference(recorded, own))
+
+    def _difference(self, recorded: OwnRegistry, own: str | None) -> str:
+        queue = self._log.identity.name
+        if self._is_passing:
+            return (
+                f"queue {queue!r} belongs to {_named(recorded)}, and is opened with a registry in memory. {_NAME_IT}; "
+                "to read without a group use queue.subscribe"
+            )
+        if own is None and recorded.where == self._where:
+            return (
+                f"queue {queue!r} belongs to {_named(recorded)}, which holds nothing of this queue now: it was wiped, "
+                "or replaced. Put its rows back (from a copy, or with `pxrs registry load`); or begin anew with "
+                "`pxrs registry adopt`, and set the checkpoints with `pxrs group seek`"
+            )
+        has = f"has the id {own}" if own else "has never had a group of this queue"
+        return (
+            f"queue {queue!r} belongs to {_named(recorded)}, and is opened with {self._where}, which {has}. "
+            f"{_NAME_IT}. To let the log belong to this one from now on: `pxrs registry adopt`"
+        )
+
+    def _refuse_new_beside_old(self) -> None:
+        """Nothing is recorded: the log is new, or its groups were of version 0.5. What these have left shows them."""
+        keys = [row.key.removeprefix(self._base) for row in self._store.scan(self._base)]
+        if any(key.split("/")[1:] == ["group"] for key in keys):
+            return
+        seen = [group for group in self._log.groups_seen() if group != MANUAL]
+        if seen:
+            raise Mismatch(
+                f"queue {self._log.identity.name!r} was consumed before, by group {seen[0]!r} (what it has left stands "
+                f"beside the log), and {self._where} has no group of this queue. {_NAME_IT}. If it is lost, begin anew "
+                "with `pxrs registry adopt`, and set the checkpoints with `pxrs group seek`"
+            )
+
+    def warn_of_other(self) -> None:
+        """Say that what is shown here is not of the log's own registry, if that is so."""
+        try:
+            recorded = self._log.registry()
+            if recorded is not None and recorded.id:
+                self._check_same(recorded)
+        except Mismatch as error:
+            logger.warning("%s", error)
+        except (Unavailable, Damaged, NotFound):  # looking goes on: what is asked for next tells
+            return
+
+    def why_not_trim(self) -> str:
+        """Why nothing may be deleted under this registry; "" if it may."""
+        queue = self._log.identity.name
+        if self._is_passing:
+            return f"nothing is deleted: a registry in memory does not know what other groups of {queue!r} need"
+        recorded = self._log.registry()
+        if recorded is None:
+            return (
+                "nothing is deleted: it is not recorded yet which registry has the groups of this log. The next "
+                "consumer that starts records its own, and `pxrs registry adopt` does"
+            )
+        own = self._own_id() if recorded.id else ""
+        return "" if own == recorded.id else f"nothing is deleted: {self._difference(recorded, own)}"
+
+    # ---- what is recorded -----------------------------------------------------------------------------------------
+
+    def record(self) -> OwnRegistry:
+        """Check, and write the id to both where it is not there yet. Returns what the log has recorded."""
+        recorded = self.check()
+        if self._is_passing or (recorded is not None and recorded.id):
+            return recorded or OwnRegistry()
+        mine = OwnRegistry(self._made_id(), self._where)
+        try:
+            winner = self._log.set_registry(mine)
+        except Unavailable as error:
+            if getattr(error.__cause__, "errno", None) not in _READ_ONLY:
+                raise
+            logger.warning(
+                "%s: its registry is not recorded, and nothing is deleted: %s", self._log.identity.name, error
+            )
+            return OwnRegistry()
+        if winner.id != mine.id:
+            raise Mismatch(self._difference(winner, mine.id))
+        return winner
+
+    def adopt(self) -> Adopted:
+        """Let the log belong to this registry from now on, whatever it has belonged to."""
+        if self._is_passing:
+            raise Mismatch("a registry in memory ends with its process: a log cannot belong to it")
+        try:
+            before = self._log.registry()
+        except NewerFormat:
+            raise
+        except Damaged:
+            before = None
+        own = self._made_id(mend=True)
+        if before is not None and before.id == own:
+            return Adopted(before, before)
+        replaced = before.id if before is not None else ""
+        return Adopted(self._log.set_registry(OwnRegistry(own, self._where, replaced), None), before)
+
+    # ---- the row --------------------------------------------------------------------------------------------------
+
+    def _own_id(self) -> str | None:
+        row = self._store.read([self._key])[0]
+        return None if row is None else _decode(row)
+
+    def _made_id(self, mend: bool = False) -> str:
+        """The id of this registry, made now if it has none; of two who make it, the first one's counts."""
+        while True:
+            row = self._store.read([self._key])[0]
+            try:
+                if row is not None:
+                    return _decode(row)
+            except NewerFormat:
+                raise
+            except Damaged:
+                if not mend:
+                    raise
+            self._write_id(ABSENT if row is None else row.version)
+
+    def _write_id(self, expect: int) -> None:
+        value = json.dumps({"format": FORMAT, "id": secrets.token_hex(8)}).encode()
+        outcome = self._store.swap_each([Swap(self._key, expect, value)])[0]
+        if outcome.verdict is Verdict.UNKNOWN and self._own_id() is None:
+            raise Unknown(f"no answer to the write of {self._key}: {outcome.reason}")
+
+
+def _named(registry: OwnRegistry) -> str:
+    return f"{registry.where} (id {registry.id})"
+
+
+def _decode(row: Row) -> str:
+    try:
+        values = json.loads(row.value)
+        form, found = values["format"], values["id"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"row {row.key} is damaged: {error!r}; `pxrs registry adopt` writes it anew") from error
+    if type(form) is int and form > FORMAT:
+        raise NewerFormat(f"row {row.key} has format {form}; this version of PXRS knows up to {FORMAT}")
+    if not isinstance(found, str) or not found:
+        raise Damaged(f"row {row.key} is damaged: id = {found!r}; `pxrs registry adopt` writes it anew")
+    return found
