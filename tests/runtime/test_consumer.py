@@ -238,7 +238,7 @@ def test_stop_before_start_is_harmless_and_twice_too() -> None:
         consumer.stop()
         consumer.stop()
         assert consumer.state == "stopped"
-        assert site.queue.group("g").members() == []
+        assert site.queue.groups() == [] and site.queue.store.scan("") == [], "nothing is made before the start"
 
 
 def test_a_closed_queue_refuses_and_has_stopped_its_consumers() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from pxrs.clock import Clock, SystemClock
 from pxrs.errors import BadSetting, Closed
@@ -32,7 +32,7 @@ from pxrs.runtime.job import Job
 from pxrs.runtime.journal import Journal
 from pxrs.runtime.member import Member
 from pxrs.runtime.membership import Membership
-from pxrs.runtime.meter import Measured, Meter, serve
+from pxrs.runtime.meter import Meter, serve
 from pxrs.runtime.named import NamedProducer
 from pxrs.runtime.places import open_store, places_of
 from pxrs.runtime.producer import Producer
@@ -40,27 +40,10 @@ from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report, to_all
 from pxrs.runtime.sink import Sink, bind, check_sink
 from pxrs.runtime.thisprocess import about_this_process, random_member
-from pxrs.runtime.work import Work
+from pxrs.runtime.users import Joined, User
 from pxrs.runtime.workforce import Workforce
 from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE, Settings
 from pxrs.stores.base import Guarantee, Store, check_guarantees
-
-
-class Joined(Work, Measured, Protocol):
-    """What an engine brings along when it joins a group."""
-
-    def halt(self) -> None:
-        """End as a crash would: nothing more is taken, nothing is flushed."""
-
-
-class User(Protocol):
-    """Something that works with a queue, and ends before it."""
-
-    @property
-    def meter(self) -> Meter: ...
-
-    def stop(self) -> None: ...
-
 
 Start = str | datetime
 """Where a partition without a checkpoint begins: "earliest", "latest", or a time."""

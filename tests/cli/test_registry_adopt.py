@@ -1,0 +1,134 @@
+"""Which registry a log belongs to, from the shell: refused by name, adopted, carried along; looking makes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .helpers import QUEUE, Pxrs, make_queue
+
+OWN, OTHER = "sqlite:own.db", "sqlite:other.db"
+
+
+@pytest.fixture
+def ready(pxrs: Pxrs, monkeypatch: pytest.MonkeyPatch) -> Pxrs:
+    """A queue that is consumed by a group in a registry apart."""
+    monkeypatch.delenv("PXRS_REGISTRY", raising=False)
+    make_queue(pxrs, messages=10)
+    assert consume(pxrs, "--registry", OWN).code == 0
+    return pxrs
+
+
+def consume(pxrs: Pxrs, *more: str):  # type: ignore[no-untyped-def]  # a Result, as pxrs gives it
+    return pxrs("consume", QUEUE, "-g", "billing", "--until-end", *more)
+
+
+def names(tmp_path: Path) -> set[str]:
+    return {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_forgotten_registry_is_refused_and_nothing_is_consumed_again(ready: Pxrs, tmp_path: Path) -> None:
+    before = names(tmp_path)
+    shown = consume(ready)
+    assert shown.code == 1 and shown.out == ""
+    assert "belongs to sqlite:" in shown.err and "own.db" in shown.err and "--registry URL" in shown.err
+    assert names(tmp_path) == before, "nothing is made beside the log"
+
+
+def test_the_environment_names_it_for_all_commands(ready: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PXRS_REGISTRY", OWN)
+    assert ready("group", "list", QUEUE).out.count("billing") == 1
+    assert consume(ready).code == 0
+
+
+def test_adopting_says_what_it_means(ready: Pxrs, tmp_path: Path) -> None:
+    shown = ready("registry", "adopt", QUEUE, "--registry", OTHER)
+    assert shown.code == 0 and "belongs to sqlite:" in shown.out and "other.db" in shown.out
+    assert "own.db" in shown.err and "groups there are refused from now on" in shown.err
+    assert "starts without checkpoints" in shown.err
+    assert consume(ready, "--registry", OWN).code == 1
+    assert len(consume(ready, "--registry", OTHER).out.splitlines()) == 10
+    assert "already" in ready("registry", "adopt", QUEUE, "--registry", OTHER).out
+    assert ready("registry", "adopt", QUEUE, "--registry", OWN).code == 0
+    assert consume(ready, "--registry", OWN).out == ""
+
+
+def test_a_copy_of_all_groups_carries_the_id(ready: Pxrs) -> None:
+    assert ready("registry", "copy", OWN, OTHER, "--move").code == 0
+    assert consume(ready, "--registry", OTHER).out == ""
+    assert consume(ready, "--registry", OWN).code == 1, "the groups are gone from there, and the id with them"
+
+
+def test_a_copy_of_one_group_of_several_leaves_the_log_where_it_is(ready: Pxrs) -> None:
+    ready("consume", QUEUE, "-g", "audit", "--until-end", "--registry", OWN)
+    shown = ready("registry", "copy", OWN, OTHER, "--group", "billing")
+    assert shown.code == 0 and "queue 'orders' has other groups in FROM (audit): its log belongs to FROM" in shown.err
+    assert consume(ready, "--registry", OTHER).code == 1 and consume(ready, "--registry", OWN).code == 0
+
+
+def test_a_registry_that_knows_the_queue_keeps_its_id_and_the_log_must_be_told(ready: Pxrs) -> None:
+    assert ready("registry", "adopt", QUEUE, "--registry", OTHER).code == 0
+    assert ready("registry", "adopt", QUEUE, "--registry", OWN).code == 0
+    shown = ready("registry", "copy", OWN, OTHER)
+    assert shown.code == 0 and "pxrs registry adopt LOG --registry sqlite:other.db" in shown.err
+    assert consume(ready, "--registry", OTHER).code == 1
+    assert ready("registry", "adopt", QUEUE, "--registry", OTHER).code == 0
+    assert consume(ready, "--registry", OTHER).out == ""
+
+
+def test_a_dump_carries_the_id_back_into_a_lost_registry(ready: Pxrs, tmp_path: Path) -> None:
+    rows = ready("registry", "dump", QUEUE, "--registry", OWN).out
+    assert any(json.loads(line)["key"].endswith("/_registry/id") for line in rows.splitlines())
+    for path in tmp_path.glob("own.db*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert "it was wiped" in consume(ready, "--registry", OWN).err
+    assert ready("registry", "load", QUEUE, "--registry", OWN, stdin=rows).code == 0
+    assert consume(ready, "--registry", OWN).out == ""
+
+
+def test_a_dump_of_another_registry_says_so(ready: Pxrs, pxrs_process) -> None:  # type: ignore[no-untyped-def]  # the fixture's type
+    shown = pxrs_process("registry", "dump", QUEUE)
+    assert shown.code == 0 and shown.out == "" and "belongs to sqlite:" in shown.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["log", "ls", QUEUE],
+        ["log", "cat", QUEUE],
+        ["log", "verify", QUEUE],
+        ["health", QUEUE],
+        ["group", "list", QUEUE],
+        ["group", "describe", QUEUE, "billing"],
+        ["group", "members", QUEUE, "billing"],
+        ["group", "seek", QUEUE, "billing", "--to-latest", "--execute"],
+        ["group", "pause", QUEUE, "billing"],
+        ["dlq", "ls", QUEUE, "billing"],
+        ["dlq", "retry", QUEUE, "billing", "--all"],
+        ["registry", "dump", QUEUE],
+        ["registry", "copy", "sqlite:orders/registry.db", OTHER],
+        ["registry", "copy", "lockfiles:nowhere", OTHER],
+        ["registry", "load", QUEUE, "absent.jsonl"],
+        ["init", QUEUE, "--partitions", "9"],
+        ["init", "file:./new", "--registry", "sqlite:no/such/place.db"],
+        ["init", "file:./new", "--registry", "nowhere:x"],
+        ["consume", QUEUE, "-g", "a/b"],
+        ["consume", QUEUE, "-g", "billing", "--member", "-"],
+        ["consume", QUEUE, "-g", "billing", "--from", "tomorrow"],
+        ["import", "file:./new", "lines.txt", "--from-checkpoint", "1", "--group", "a/b"],
+        ["log", "ls", "kafka:orders"],
+    ],
+    ids=" ".join,
+)
+def test_looking_and_what_is_refused_leave_nothing_behind(
+    pxrs: Pxrs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.delenv("PXRS_REGISTRY", raising=False)
+    make_queue(pxrs, messages=3)
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+    before = names(tmp_path)
+    pxrs(*command)
+    assert names(tmp_path) == before
