@@ -11,6 +11,7 @@ import pytest
 from .helpers import QUEUE, Pxrs, make_queue
 
 OWN, OTHER = "sqlite:own.db", "sqlite:other.db"
+SEEK = ["group", "seek", QUEUE, "billing", "--to-latest", "--execute"]
 
 
 @pytest.fixture
@@ -44,6 +45,23 @@ def test_the_environment_names_it_for_all_commands(ready: Pxrs, monkeypatch: pyt
     monkeypatch.setenv("PXRS_REGISTRY", OWN)
     assert ready("group", "list", QUEUE).out.count("billing") == 1
     assert consume(ready).code == 0
+
+
+def test_health_fails_and_nothing_is_changed_under_another_registry(ready: Pxrs, tmp_path: Path) -> None:
+    """Without a look at the record, health would say OK: there is no group in a registry that is not the log's."""
+    before = names(tmp_path)
+    for command in (["health", QUEUE], ["dlq", "retry", QUEUE, "billing", "--all"], SEEK):
+        shown = ready(*command)
+        assert shown.code == 1 and "queue 'orders' belongs to sqlite:" in shown.err, command
+    assert names(tmp_path) == before
+    assert ready("health", QUEUE, "--registry", OWN).code == 0
+    assert ready(*SEEK, "--registry", OWN).code == 0
+
+
+def test_an_unknown_log_and_a_registry_that_is_not_named_are_answered_for_the_shell(pxrs: Pxrs) -> None:
+    shown = pxrs("log", "ls", "kafka:orders")
+    assert shown.code == 1 and "no driver for 'kafka'" in shown.err and "there are: file, memory, nats" in shown.err
+    assert "--registry sqlite:PATH in the shell" in pxrs("log", "ls", "nats://127.0.0.1:1/orders").err
 
 
 def test_adopting_says_what_it_means(ready: Pxrs, tmp_path: Path) -> None:
@@ -106,7 +124,16 @@ def test_a_dump_of_another_registry_says_so(ready: Pxrs, pxrs_process) -> None: 
         ["group", "list", QUEUE],
         ["group", "describe", QUEUE, "billing"],
         ["group", "members", QUEUE, "billing"],
-        ["group", "seek", QUEUE, "billing", "--to-latest", "--execute"],
+        SEEK,
+        ["group", "resume", QUEUE, "billing"],
+        ["group", "delete", QUEUE, "billing", "--force"],
+        ["member", "evict", QUEUE, "billing", "A"],
+        ["member", "drain", QUEUE, "billing", "A"],
+        ["dlq", "show", QUEUE, "billing", "0"],
+        ["log", "export", QUEUE, "./out", "-p", "9"],
+        ["registry", "adopt", QUEUE, "--registry", "memory:"],
+        ["registry", "adopt", "file:./absent"],
+        ["import", "file:./new", "absent.txt"],
         ["group", "pause", QUEUE, "billing"],
         ["dlq", "ls", QUEUE, "billing"],
         ["dlq", "retry", QUEUE, "billing", "--all"],

@@ -92,7 +92,7 @@ def test_a_spoilt_record_is_damaged_and_adopting_writes_it_anew(nats_server: Nat
         address = url.removeprefix("nats://").partition("/")[0]
         for content in (b"{", b"[]", b'{"format": 1, "id": 7, "where": "", "before": ""}'):
             ask(address, "pxrs.spoilt.registry", content)
-            with pytest.raises(Damaged, match="no record of a registry: .*pxrs registry adopt"):
+            with pytest.raises(Damaged, match=r"no record of a registry: .*pxrs registry adopt"):
                 queue.consumer("billing", print)
         queue.adopt_registry()
         consume(queue)

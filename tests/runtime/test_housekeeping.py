@@ -46,8 +46,7 @@ class Shop:
 
     def group(self, name: str, **checkpoints: int) -> None:
         """A group that nobody is a member of; ``p0=25`` is a checkpoint."""
-        group, log = self.queue.group(name), self.queue.log.identity
-        group.registry.initialize(log.partitions, log.hash, log.reduce, log=log.id)
+        group = self.queue.make_group(name)
         if checkpoints:
             group.seek({int(name[1:]): offset for name, offset in checkpoints.items()})
 

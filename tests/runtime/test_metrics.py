@@ -80,4 +80,4 @@ def test_a_port_in_use_is_named() -> None:
             pxrs.open("memory:", settings=pxrs.Settings(metrics_port=port)) as queue,
             pytest.raises(BadSetting, match=str(port)),
         ):
-            queue.consumer(group="g", handler=print)
+            queue.consumer(group="g", handler=print).start()

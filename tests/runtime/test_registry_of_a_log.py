@@ -110,6 +110,17 @@ def test_not_even_with_groups_of_its_own_in_the_other_registry(log: str, own: st
         assert queue.housekeep().trimmed == {0: (0, 40)}
 
 
+def test_the_id_stands_in_both_and_comes_with_the_first_group(tmp_path: Path, log: str, own: str) -> None:
+    with pxrs.open(log=log, registry=own, partitions=1) as queue:
+        assert queue.log.registry() == OwnRegistry()
+        consume(queue)
+        row = queue.store.read([id_key("/pxrs/", "orders")])[0]
+        recorded = queue.log.registry()
+        assert row is not None and recorded == OwnRegistry(json.loads(row.value)["id"], own)
+        consume(queue, "audit")
+        assert queue.log.registry() == recorded, "other groups change nothing"
+
+
 def test_the_embedded_registry_is_recorded_too(tmp_path: Path, log: str, own: str) -> None:
     with pxrs.open(log, partitions=1) as queue:
         consume(queue)
@@ -173,7 +184,7 @@ def test_a_wiped_registry_is_named_and_adopting_is_the_way_out(log: str, own: st
         consume(queue)
         queue.store.swap_all([Swap(row.key, row.version, None) for row in queue.store.scan("")])
     with pxrs.open(log=log, registry=own, settings=SMALL) as queue:
-        with pytest.raises(Mismatch, match=r"holds nothing of this queue now: it was wiped.*pxrs registry adopt"):
+        with pytest.raises(Mismatch, match=r"has no id for this queue now: it was wiped.*pxrs registry adopt"):
             queue.consumer("billing", print)
         assert "nothing is deleted" in queue.housekeep().troubles["retention"]
         queue.adopt_registry()
@@ -207,7 +218,7 @@ def test_another_prefix_is_another_registry(log: str, own: str) -> None:
         consume(queue)
     with pxrs.open(log=log, registry=own, settings=SMALL.with_(prefix="/other/")) as other:
         assert "nothing is deleted" in other.housekeep().troubles["retention"]
-        with pytest.raises(Mismatch, match="holds nothing of this queue"):
+        with pytest.raises(Mismatch, match="has no id for this queue"):
             other.consumer("billing", print)
 
 
@@ -248,6 +259,19 @@ def test_a_log_of_0_5_is_not_trimmed_until_its_registry_is_recorded(tmp_path: Pa
         make_old(tmp_path / "orders")
         done = queue.housekeep()
         assert done.trimmed == {} and "not recorded yet" in done.troubles["retention"]
+        consume(queue)
+        assert queue.housekeep().trimmed == {0: (0, 40)}
+
+
+def test_nor_is_a_new_log_while_its_groups_are_of_0_5(log: str, own: str) -> None:
+    """They record nothing, so that there may be others, in another registry."""
+    with pxrs.open(log=log, registry=own, partitions=1, settings=SMALL) as queue:
+        fill(queue, 6)
+        known = queue.log.identity
+        queue.group("billing").registry.initialize(known.partitions, known.hash, known.reduce, log=known.id)
+        queue.group("billing").seek({0: 60})
+        assert queue.log.registry() == OwnRegistry()
+        assert "not recorded yet" in queue.housekeep().troubles["retention"] and queue.log.bounds(0)[0] == 0
         consume(queue)
         assert queue.housekeep().trimmed == {0: (0, 40)}
 

@@ -64,6 +64,7 @@ def _log_problems(queue: Queue) -> list[str]:
 
 def _registry_problems(queue: Queue) -> list[str]:
     try:
+        queue.check_registry()
         groups = queue.groups()
     except PxrsError as error:
         return [f"registry: {error}"]

@@ -79,6 +79,7 @@ def retry(
     if bool(numbers) == everything:
         raise WrongUsage("name some numbers, or say --all")
     with opened(url, registry) as queue:
+        queue.check_registry()  # it keeps what was sent again: in another one, that would be lost
         letters = _letters(queue, group)
         chosen = letters if everything else [_pick(letters, number, group) for number in sorted(set(numbers or []))]
         todo = [letter for letter in chosen if again or not letter.retried]

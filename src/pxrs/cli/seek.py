@@ -41,6 +41,8 @@ def seek(
     """Set a group's checkpoints. Shows what would change; --execute does it, also while the group runs."""
     place = _place(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
     with opened(url, registry) as queue:
+        if execute:
+            queue.check_registry()
         handle = queue.group(group)
         current = {line.partition: line.checkpoint for line in handle.describe()}
         chosen = _chosen(queue, partitions)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from pxrs.errors import Damaged, Mismatch, NewerFormat, NotFound, Unavailable, Unknown
 from pxrs.logs.base import Log, OwnRegistry
+from pxrs.rules.rows import decode_group
 from pxrs.stores.base import ABSENT, Guarantee, Row, Store, Swap, Verdict
 
 logger = logging.getLogger("pxrs.registry")
@@ -75,7 +76,7 @@ class Belonging:
             )
         if own is None and recorded.where == self._where:
             return (
-                f"queue {queue!r} belongs to {_named(recorded)}, which holds nothing of this queue now: it was wiped, "
+                f"queue {queue!r} belongs to {_named(recorded)}, which has no id for this queue now: it was wiped, "
                 "or replaced. Put its rows back (from a copy, or with `pxrs registry load`); or begin anew with "
                 "`pxrs registry adopt`, and set the checkpoints with `pxrs group seek`"
             )
@@ -87,8 +88,7 @@ class Belonging:
 
     def _refuse_new_beside_old(self) -> None:
         """Nothing is recorded: the log is new, or its groups were of version 0.5. What these have left shows them."""
-        keys = [row.key.removeprefix(self._base) for row in self._store.scan(self._base)]
-        if any(key.split("/")[1:] == ["group"] for key in keys):
+        if self._has_group():
             return
         seen = [group for group in self._log.groups_seen() if group != MANUAL]
         if seen:
@@ -97,6 +97,12 @@ class Belonging:
                 f"beside the log), and {self._where} has no group of this queue. {_NAME_IT}. If it is lost, begin anew "
                 "with `pxrs registry adopt`, and set the checkpoints with `pxrs group seek`"
             )
+
+    def _has_group(self) -> bool:
+        """Whether this registry has a group of this very log."""
+        keys = ((row.key.removeprefix(self._base).split("/"), row.value) for row in self._store.scan(self._base))
+        logs = {decode_group(key[0], value).log for key, value in keys if key[1:] == ["group"]}
+        return bool(logs & {"", self._log.identity.id})
 
     def warn_of_other(self) -> None:
         """Say that what is shown here is not of the log's own registry, if that is so."""
@@ -115,7 +121,8 @@ class Belonging:
         if self._is_passing:
             return f"nothing is deleted: a registry in memory does not know what other groups of {queue!r} need"
         recorded = self._log.registry()
-        if recorded is None:
+        # A group without an id is one of 0.5, which records nothing: there may be others, in another registry.
+        if recorded is None or (not recorded.id and self._has_group()):
             return (
                 "nothing is deleted: it is not recorded yet which registry has the groups of this log. The next "
                 "consumer that starts records its own, and `pxrs registry adopt` does"

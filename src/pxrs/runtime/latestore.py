@@ -51,13 +51,13 @@ class LateStore(Store):
 
     def _found(self) -> Store | None:
         """The store, if there is one by now."""
+        self._check_open()
         return self._opened() if self._made is not None or self._exists() else None
 
     def _opened(self) -> Store:
         if self._made is not None:
             return self._made
-        if self._closed:
-            raise Closed("the registry was closed before this call")
+        self._check_open()
         made = self._make()
         # Without a lock, which a fork could leave locked: of two threads the later one closes its own.
         kept: Store = self.__dict__.setdefault("_kept", made)
@@ -65,3 +65,7 @@ class LateStore(Store):
             made.close()
         self._made = kept
         return kept
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the registry was closed before this call")
