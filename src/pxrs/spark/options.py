@@ -21,7 +21,7 @@ A timestamp goes before timestamps by partition, and these before offsets. A str
 |---|---|---|
 | ``startingOffsets`` | latest too | latest; with a group earliest |
 | ``pxrs.group.id`` | take part in this group; without it the stream reads alone | |
-| ``pxrs.registry`` | where the group is kept | beside a file log |
+| ``pxrs.registry`` | where the group is kept | PXRS_REGISTRY, else beside a file log |
 | ``pxrs.member.id`` | this member's name | a random one, kept in Spark's checkpoint |
 | ``pxrs.max.batch.ms`` | a JVM that is silent for this long loses its partitions | 300000 |
 | ``maxOffsetsPerTrigger`` | at most so many messages in a batch | all there are |
