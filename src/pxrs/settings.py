@@ -122,6 +122,10 @@ class Settings:
     metrics_port: int = 0
     """Serve Prometheus text on this port of 127.0.0.1; 0 = do not."""
 
+    def __new__(cls, *_: Any, **values: Any) -> Settings:
+        check_names(values, "Settings")  # before the dataclass's own TypeError, which does not say what to write
+        return object.__new__(cls)
+
     def __post_init__(self) -> None:
         for field, kind in _KINDS.items():
             _check_kind(field, getattr(self, field), kind)

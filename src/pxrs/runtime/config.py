@@ -53,6 +53,8 @@ def read_yaml(path: str) -> dict[str, Any]:
         raise BadSetting(f"{path}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadSetting(f"{path} is not readable as YAML: {error}") from error
+    if found is None:  # empty, or comments only: that says nothing, and so contradicts nothing
+        return {}
     if not isinstance(found, dict):
         raise BadSetting(f"{path}: expected names with values, found {type(found).__name__}")
     return found

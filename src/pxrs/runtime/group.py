@@ -34,6 +34,8 @@ from pxrs.views.group import (
 
 Place = int | str | datetime
 """Where to seek: an offset, "earliest", "latest", or a time."""
+Places = str | datetime | Mapping[int, Place]
+"""The place of each partition, or one word or time for all of them."""
 _LOOKS_PER_LEASE = 10
 """How often a member that may be dead is looked at while its lease passes."""
 
@@ -91,16 +93,23 @@ class GroupHandle:
         self._check([partition])
         return self.registry.history(partition)
 
-    def seek(self, places: Mapping[int, Place]) -> dict[int, int]:
-        """Set checkpoints, also of a running group: owners get a new epoch and go on at the new place."""
+    def seek(self, places: Places) -> dict[int, int]:
+        """Set checkpoints, also of a running group: owners get a new epoch and go on at the new place.
+
+        ``{3: 120}`` names partitions; ``"earliest"``, ``"latest"`` or a time alone means all of them.
+        """
         offsets = self.resolve(places)
         self.registry.group()
         ends = {p: self._log.bounds(p)[1] for p in offsets}
         raise_first(self.registry.seek(offsets, ends))
         return offsets
 
-    def resolve(self, places: Mapping[int, Place]) -> dict[int, int]:
+    def resolve(self, places: Places) -> dict[int, int]:
         """The offsets that these places mean now; refuses what is outside the log."""
+        if isinstance(places, str | datetime):
+            places = dict.fromkeys(range(self._log.identity.partitions), places)
+        if not isinstance(places, Mapping):
+            raise Refused(f"{places!r} does not name partitions: write {{3: 120}}; 'earliest', 'latest', a time mean all")
         self._check(places)
         return {p: self._offset(p, place) for p, place in places.items()}
 

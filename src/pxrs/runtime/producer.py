@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -175,15 +176,24 @@ def _key(key: object) -> bytes | None:
             raise BadKey(f"key {key!r} has no UTF-8 form: {error.reason}") from None
     if isinstance(key, bytes):
         return bytes(key)
-    raise BadKey(f"a key must be str, bytes or None, not {type(key).__name__}")
+    raise BadKey(f"a key must be str, bytes or None, not {type(key).__name__}: write {_as_bytes('key', key)}")
 
 
-def _value(value: object) -> bytes:
+def _value(value: object, what: str = "value") -> bytes:
     if isinstance(value, str):
-        return _check_text("value", value)
+        return _check_text(what, value)
     if isinstance(value, bytes):
         return bytes(value)
-    raise Refused(f"a value must be bytes or str, not {type(value).__name__}")
+    raise Refused(f"a {what} must be bytes or str, not {type(value).__name__}: write {_as_bytes(what.split()[-1], value)}")
+
+
+def _as_bytes(what: str, value: object) -> str:
+    """What somebody writes who wants to send this: bytes of buffers, the text of numbers, JSON of the rest."""
+    if isinstance(value, bytearray | memoryview):
+        return f"bytes({what})"
+    if isinstance(value, int | float | UUID):
+        return f"str({what})"
+    return f"json.dumps({what}), or encode it yourself"
 
 
 def _check_text(what: str, text: object) -> bytes:
@@ -210,7 +220,7 @@ def _pairs(headers: Mapping[str, bytes | str]) -> list[dict[str, Any]]:
         raise Refused(f"headers must be a mapping of names to bytes, not {type(headers).__name__}")
     for name in headers:
         _check_text("header name", name)
-    return [{"key": name, "value": _value(value)} for name, value in headers.items()]
+    return [{"key": name, "value": _value(value, "header value")} for name, value in headers.items()]
 
 
 def _microseconds(timestamp: object) -> int:
