@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -34,6 +36,15 @@ def test_the_public_names_are_these() -> None:
 
 def test_the_list_is_sorted_and_without_repeats() -> None:
     assert pxrs.__all__ == sorted(set(pxrs.__all__))
+
+
+def test_dir_shows_public_names_only() -> None:
+    assert set(dir(pxrs)) == PUBLIC | {"__version__"}
+
+
+def test_testing_offers_drain_and_loads_nothing_before_it_is_used() -> None:
+    code = "import sys, pxrs.testing; assert dir(pxrs.testing) == ['drain']; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_open_takes_what_the_contract_says() -> None:

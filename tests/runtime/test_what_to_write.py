@@ -22,7 +22,9 @@ def queue() -> Iterator[pxrs.Queue]:
         yield queue
 
 
-@pytest.mark.parametrize("make", [lambda **wrong: pxrs.Settings(**wrong), lambda **wrong: pxrs.Settings().with_(**wrong)])
+@pytest.mark.parametrize(
+    "make", [lambda **wrong: pxrs.Settings(**wrong), lambda **wrong: pxrs.Settings().with_(**wrong)]
+)
 def test_a_mistyped_setting_names_the_one_that_was_meant(make: Callable[..., pxrs.Settings]) -> None:
     with pytest.raises(BadSetting, match="unknown setting 'leese_ms'; did you mean 'lease_ms'"):
         make(leese_ms=1)

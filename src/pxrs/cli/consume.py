@@ -56,11 +56,9 @@ def consume(
         session = Session(work, settings.tries, most)
         consumer = queue.consumer(
             group, session.handle, member, start=begin, settings=settings,
-            assigned=session.assigned, revoked=session.revoked,
+            revoked=session.revoked,
         )  # fmt: skip
-        if until_end:
-            queue.group(group).refuse_lost_log()
-        session.run(consumer, queue.group(group), queue.ends() if until_end else None)
+        session.run(consumer, until_end)
         sum_up(consumer.tally, queue.name, group)
 
 

@@ -6,17 +6,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pxrs.cli.messages import Shape
-from pxrs.errors import PxrsError, StopConsuming
+from pxrs.errors import StopConsuming
 
 if TYPE_CHECKING:
     from pxrs.model import Message
     from pxrs.runtime.consumer import Consumer
     from pxrs.runtime.delivery import Context
-    from pxrs.runtime.group import GroupHandle
 
 _LOOK_SECONDS = 0.2
 _ENDING = ("stopping", "stopped", "fenced")
@@ -70,7 +69,6 @@ class Session:
         self._taken = 0
         self._finished = 0
         self._running: set[int] = set()
-        self._positions: dict[int, int] = {}
         self._over = False
         self._consumer: Consumer | None = None
         self._changed = threading.Condition()
@@ -91,14 +89,8 @@ class Session:
             raise
         self._finish(message)
 
-    def assigned(self, partition: int, checkpoint: int) -> None:
-        with self._changed:
-            self._positions[partition] = checkpoint
-            self._changed.notify_all()
-
     def revoked(self, partition: int) -> None:
         with self._changed:
-            self._positions.pop(partition, None)
             if partition in self._running:  # it was taken away between two tries
                 self._running.discard(partition)
                 self._taken -= 1
@@ -118,7 +110,6 @@ class Session:
         with self._changed:
             self._finished += 1
             self._running.discard(message.partition)
-            self._positions[message.partition] = message.offset + 1
             self._over = self._over or self._finished == self._most
             self._changed.notify_all()
 
@@ -132,35 +123,19 @@ class Session:
 
     # ---- called by the command -----------------------------------------------------------------------------------
 
-    def run(self, consumer: Consumer, group: GroupHandle, ends: Mapping[int, int] | None) -> None:
-        """Until a signal, an error, enough messages, or the end that ``ends`` describes."""
+    def run(self, consumer: Consumer, until_end: bool) -> None:
+        """Until a signal, an error, enough messages, or the end of what is there now."""
         self._consumer = consumer
-        watcher = threading.Thread(target=self._watch, args=(consumer, group, ends), daemon=True)
+        watcher = threading.Thread(target=self._watch, args=(consumer,), daemon=True)
         watcher.start()
         try:
-            consumer.run()
+            consumer.run(until_end)
         finally:
             self._end()
             watcher.join()
 
-    def _watch(self, consumer: Consumer, group: GroupHandle, ends: Mapping[int, int] | None) -> None:
-        while not self._over and not (ends is not None and self._looks_through(group, ends)):
-            with self._changed:
-                if not self._over:
-                    self._changed.wait(_LOOK_SECONDS)
+    def _watch(self, consumer: Consumer) -> None:
+        with self._changed:
+            while not self._over:
+                self._changed.wait()
         consumer.stop()
-
-    def _looks_through(self, group: GroupHandle, ends: Mapping[int, int]) -> bool:
-        try:
-            return self._is_through(group, ends)
-        except PxrsError:  # a registry that does not answer now will be asked again
-            return False
-
-    def _is_through(self, group: GroupHandle, ends: Mapping[int, int]) -> bool:
-        """Whether every partition has reached its end: here, or by the checkpoint of another member."""
-        here = dict(self._positions)
-        left = [p for p, end in ends.items() if here.get(p, -1) < end]
-        if any(p in here for p in left):
-            return False
-        rows = group.registry.read_partitions(left).values() if left else []
-        return all(held.row.position >= ends[held.row.number] for held in rows)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pxrs.errors import PxrsError
+from pxrs.runtime.finish import FinishLine
 from pxrs.runtime.membership import Membership, signals, weakly
 from pxrs.runtime.meter import Meter
 from pxrs.runtime.tally import Tally
@@ -17,8 +18,15 @@ from pxrs.runtime.workforce import Workforce
 class Consumer:
     """Processes its share of a queue's partitions. Made by ``queue.consumer(...)``."""
 
-    def __init__(self, membership: Membership, workforce: Workforce, running: set[Any]) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        workforce: Workforce,
+        running: set[Any],
+        to_the_end: Callable[[], FinishLine],
+    ) -> None:
         self.member_id = membership.member.me.id
+        self._to_the_end = to_the_end
         self._membership = membership
         self._workforce = workforce
         self._running = running
@@ -38,12 +46,22 @@ class Consumer:
         self._running.add(self)
         return self
 
-    def run(self) -> None:
-        """Consume until stopped: by ``stop``, by SIGTERM or SIGINT (a clean leave), or by an error, which is raised."""
+    def run(self, until_end: bool = False) -> None:
+        """Consume until stopped: by ``stop``, by SIGTERM or SIGINT (a clean leave), or by an error, which is raised.
+
+        ``until_end``: also when all that is in the queue now is processed, by this member or by others. Partitions
+        that are paused do not count. A log line names what is waited for when nothing moves for ten seconds.
+        """
+        line = self._to_the_end() if until_end else None
         with signals(self._membership.request_stop):
             self.start()
+            is_through = line is not None and line.wait(self)
+            if is_through:
+                self._membership.request_stop()
             self._membership.wait()
         self.check()
+        if line is not None and is_through:
+            line.confirm()
 
     def stop(self, timeout: float | None = None) -> None:
         """Leave cleanly: drain, flush, release; the others see it at once. Blocks until done."""
@@ -78,6 +96,10 @@ class Consumer:
         if not workers:
             return "waiting"
         return "live" if all(worker.is_live for worker in workers) else "replaying"
+
+    def where(self, partition: int) -> int | None:
+        """The next offset of a partition; None if it is not in this consumer's hands."""
+        return self._workforce.where(partition)
 
     @property
     def troubles(self) -> dict[int, PxrsError]:

@@ -109,7 +109,9 @@ class GroupHandle:
         if isinstance(places, str | datetime):
             places = dict.fromkeys(range(self._log.identity.partitions), places)
         if not isinstance(places, Mapping):
-            raise Refused(f"{places!r} does not name partitions: write {{3: 120}}; 'earliest', 'latest', a time mean all")
+            raise Refused(
+                f"{places!r} does not name partitions: write {{3: 120}}; 'earliest', 'latest', a time mean all"
+            )
         self._check(places)
         return {p: self._offset(p, place) for p, place in places.items()}
 

@@ -184,7 +184,9 @@ def _value(value: object, what: str = "value") -> bytes:
         return _check_text(what, value)
     if isinstance(value, bytes):
         return bytes(value)
-    raise Refused(f"a {what} must be bytes or str, not {type(value).__name__}: write {_as_bytes(what.split()[-1], value)}")
+    raise Refused(
+        f"a {what} must be bytes or str, not {type(value).__name__}: write {_as_bytes(what.split()[-1], value)}"
+    )
 
 
 def _as_bytes(what: str, value: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from pxrs.clock import Clock, SystemClock
 from pxrs.errors import BadSetting, Closed
@@ -26,6 +26,7 @@ from pxrs.runtime.consumer import Consumer, Subscription
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
 from pxrs.runtime.founding import group_over, make_group, message_count
+from pxrs.runtime.finish import FinishLine
 from pxrs.runtime.group import GroupHandle
 from pxrs.runtime.housekeeping import Housekeeper, Round
 from pxrs.runtime.job import Job
@@ -201,7 +202,8 @@ class Queue:
         workforce.job.sink = sink
         bind(sink, self.store)
         membership = self.join(group, workforce, name, {"engine": "threads"}, settings, report)
-        return Consumer(membership, workforce, self.users)
+        to_the_end = partial(FinishLine, GroupHandle(registry, self.log, self._clock), self._clock)
+        return Consumer(membership, workforce, self.users, to_the_end)
 
     def join(
         self,
