@@ -142,7 +142,6 @@ class _Places:
 
 def _take_over(queue: Queue, group: str, places: _Places) -> None:
     """Per partition the old global checkpoint is the first unprocessed offset; where there is none, the end."""
-    handle = queue.make_group(group)
-    handle.seek(places.ends | places.unprocessed)
+    queue.group(group).create(places.ends | places.unprocessed)
     left = sum(end - places.unprocessed.get(p, end) for p, end in places.ends.items())
     print(f"group {group!r} starts with {left} unprocessed messages; {places.count - left} count as processed")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pxrs.cli.log_where import AsHex, key_of
 from pxrs.cli.messages import FORMAT_HELP, printable, shape
 from pxrs.cli.options import Output, Partitions, RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import show
@@ -66,12 +68,21 @@ def cat(
     ] = "earliest",
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most this many messages.")] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="table, csv, " + FORMAT_HELP)] = "value",
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="Only the messages of this key, in its partition.")
+    ] = None,
+    hex: AsHex = False,
     registry: RegistryUrl = None,
 ) -> None:
     """Print stored messages without consuming them, partition by partition."""
     form = None if output in ("table", "csv") else shape(output, "table", "csv")
+    if key is not None and partitions:
+        raise WrongUsage("--key has one partition, its own: leave --partition out")
+    if hex and key is None:
+        raise WrongUsage("--hex says how --key is written: give a --key")
+    wanted = None if key is None else key_of(key, hex)
     with opened(url, registry) as queue:
-        found = _messages(queue, partitions, offset, limit)
+        found = _messages(queue, partitions, offset, limit) if wanted is None else _of_key(queue, wanted, offset, limit)
         if form is None:
             rows = [[m.partition, m.offset, timestamp(m.timestamp_us), printable(m.key), printable(m.value)]
                     for m in found]  # fmt: skip
@@ -90,6 +101,11 @@ def _messages(queue: Queue, partitions: list[int] | None, offset: str, limit: in
             yield from found
             left -= len(found)
             position += len(found)
+
+
+def _of_key(queue: Queue, key: bytes, offset: str, limit: int | None) -> Iterator[Message]:
+    found = _messages(queue, [queue.partitioner.partition(key)], offset, None)
+    return islice((message for message in found if message.key == key), limit)
 
 
 def chosen(queue: Queue, partitions: list[int] | None) -> list[int]:

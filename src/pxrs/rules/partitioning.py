@@ -64,6 +64,10 @@ class Partitioner:
         hashed = self._hash.one(key_bytes(key))
         return _REDUCTIONS[self.reduce].one(hashed, self._hash.bits, self.partitions)
 
+    def hash_of(self, key: object) -> int:
+        """The hash of one key, before it is reduced to a partition: a signed number."""
+        return self._hash.one(key_bytes(key))
+
     def partitions_of(self, keys: Iterable[object]) -> NDArray[np.int32]:
         """The partition of each key of a list, a numpy array or an Arrow array; -1 where a key is null.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
@@ -12,11 +12,12 @@ from pxrs.clock import Clock
 from pxrs.errors import Conflict, Damaged, NotFound, OutOfRange, PxrsError, Refused, Unavailable
 from pxrs.logs.base import Log
 from pxrs.model import EVICTED, Group, MemberRow, Partition, Tenure
+from pxrs.rules.assignment import check_assignor
 from pxrs.rules.liveness import Watch, beat_seconds
 from pxrs.rules.ownership import check_position
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import messages_of
-from pxrs.runtime.registry import Changed, Registry
+from pxrs.runtime.registry import Registry, raise_first
 from pxrs.runtime.rows import Held
 from pxrs.runtime.vitals import Vital, Vitals
 from pxrs.stores.base import Swap, Verdict
@@ -31,6 +32,7 @@ from pxrs.views.group import (
     parked_reasons,
     partition_line,
 )
+from pxrs.views.tables import ranges
 
 Place = int | str | datetime
 """Where to seek: an offset, "earliest", "latest", or a time."""
@@ -41,9 +43,12 @@ _LOOKS_PER_LEASE = 10
 
 
 class GroupHandle:
-    """One group of one queue. Nothing here joins the group."""
+    """One group of one queue. Nothing here joins the group. ``record`` writes down that the log has this registry."""
 
-    def __init__(self, registry: Registry, log: Log, clock: Clock) -> None:
+    def __init__(
+        self, registry: Registry, log: Log, clock: Clock, record: Callable[[], object] = lambda: None
+    ) -> None:
+        self._record = record
         self.name = registry.group_name
         self.registry = registry
         self._log = log
@@ -51,6 +56,21 @@ class GroupHandle:
         self.vitals = Vitals(registry, clock)
         retried = f"{registry.keys.base}dead-letters"
         self.dead_letters = DeadLetters(log, registry.store, retried, registry.group_name, clock)
+
+    def create(self, at: Places = "earliest", assignor: str | None = None) -> dict[int, int]:
+        """Make the group with these checkpoints, before anybody consumes; refused if it is there. Nothing joins it."""
+        if self.registry.find_group() is not None:
+            raise Refused(f"group {self.name!r} is there already; `pxrs group seek` moves its checkpoints")
+        if assignor is not None:
+            check_assignor(assignor)
+        offsets, log, born = self.resolve(at), self._log.identity, secrets.token_hex(16)
+        if missing := sorted(set(range(log.partitions)) - offsets.keys()):
+            raise Refused(f"no offset is given for partitions {ranges(missing)}: name all {log.partitions}")
+        self._record()
+        found = self.registry.initialize(log.partitions, log.hash, log.reduce, assignor, log.id, born, offsets)
+        if found.born != born:
+            raise Refused(f"group {self.name!r} was made by somebody else in this moment; look at it with `describe`")
+        return offsets
 
     def describe(self, patient: bool = True) -> GroupView:
         """One line for each partition: partition, owner, epoch, checkpoint, end, lag; and the group's summary.
@@ -246,9 +266,3 @@ class GroupHandle:
             if type(number) is not int or not 0 <= number < count:
                 raise NotFound(f"queue {self._log.identity.name!r} has no partition {number!r}: 0 to {count - 1}")
         return numbers
-
-
-def raise_first(results: Changed) -> None:
-    for result in results.values():
-        if isinstance(result, PxrsError):
-            raise result

@@ -65,16 +65,25 @@ class Registry:
     # ---- the group ------------------------------------------------------------------------------------
 
     def initialize(
-        self, partitions: int, hash: str, reduce: str, assignor: str | None = None, log: str = "", born: str = ""
+        self,
+        partitions: int,
+        hash: str,
+        reduce: str,
+        assignor: str | None = None,
+        log: str = "",
+        born: str = "",
+        begin: Mapping[int, int] | None = None,
     ) -> Group:
         """Create the group's rows if they are not there. Partition rows first: the group row says they all exist.
 
-        ``born`` is a random name: if the answer has it, this call has made the group.
+        ``born`` is a random name: if the answer has it, this call has made the group. ``begin`` are its checkpoints.
         """
         found = self.find_group()
         if found is None:
             created = Group(partitions, hash, reduce, assignor or "sticky", log=log, born=born)
             self._partitions.create({number: Partition(number) for number in range(partitions)})
+            if begin:
+                raise_first(self.seek(begin, {}))
             found = self._groups.change_one(self.group_name, lambda row: row or created).row
         assert found is not None
         self._check_like(found, Group(partitions, hash, reduce, assignor or "", log=log))
@@ -366,6 +375,13 @@ class Registry:
     def wait(self, mark: int, timeout: float) -> int:
         """Block until somebody rings, or the time is over. A hint: whoever wakes reads the rows."""
         return self.store.wait(self.keys.bells, mark, timeout)
+
+
+def raise_first(results: Changed) -> None:
+    """Raise the first error among the results of single partitions."""
+    for result in results.values():
+        if isinstance(result, PxrsError):
+            raise result
 
 
 def _present(group: Group | None) -> Group:
