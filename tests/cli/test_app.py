@@ -33,6 +33,31 @@ def test_each_verb_has_help_with_its_example(pxrs: Pxrs, verb: Verb) -> None:
     assert verb.function.__doc__.split(".")[0].split("\n")[0] in " ".join(shown.out.split())
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("pxrs gr", {"group"}),
+        ("pxrs group de", {"describe", "delete"}),
+        ("pxrs group describe --fail", {"--fail-if-lag"}),
+        ("pxrs log cat --ke", {"--key"}),
+    ],
+)
+@pytest.mark.parametrize("url", ["", QUEUE])
+def test_the_shell_completes_verbs_and_options(
+    pxrs: Pxrs, monkeypatch: pytest.MonkeyPatch, typed: str, offered: set[str], url: str
+) -> None:
+    monkeypatch.setenv("_PXRS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    monkeypatch.setenv("PXRS_URL", url)
+    assert set(pxrs().out.split()) == offered
+
+
+def test_the_script_for_completion_is_printed(pxrs: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
+    assert "_PXRS_COMPLETE=complete_bash" in pxrs("--show-completion").out
+
+
 def test_without_a_verb_help_is_shown_and_the_usage_is_wrong(pxrs: Pxrs) -> None:
     shown = pxrs()
     assert shown.code == 2 and "Usage: pxrs" in shown.out + shown.err

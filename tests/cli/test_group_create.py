@@ -124,7 +124,12 @@ def test_the_queue_of_where_may_come_from_the_environment(pxrs: Pxrs, monkeypatc
 def test_cat_of_a_key_reads_its_partition_only(pxrs: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
     read: set[int] = set()
     real = library.Queue.read
-    monkeypatch.setattr(library.Queue, "read", lambda queue, p, *more: (read.add(p), real(queue, p, *more))[1])
+
+    def noted(queue: library.Queue, partition: int, *more: int) -> list[library.Message]:
+        read.add(partition)
+        return real(queue, partition, *more)
+
+    monkeypatch.setattr(library.Queue, "read", noted)
     shown = pxrs("log", "cat", QUEUE, "--key", "acct-3", "-o", "%k %v").out.splitlines()
     assert [json.loads(line.split(" ", 1)[1])["n"] for line in shown] == [3, 10, 17] and len(read) == 1
     assert len(pxrs("log", "cat", QUEUE, "--key", b"acct-3".hex(), "--hex", "-n", 2).out.splitlines()) == 2

@@ -117,7 +117,7 @@ def _about(
 def build() -> typer.Typer:
     """The command line, made from the table."""
     plain: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
-    app = typer.Typer(**plain, no_args_is_help=True, epilog=_examples([verb.example for verb in VERBS]))
+    app = typer.Typer(**plain | {"add_completion": True}, no_args_is_help=True, epilog=_examples([verb.example for verb in VERBS]))
     app.callback(invoke_without_command=True)(_about)
     families: dict[str, typer.Typer] = {}
     for verb in VERBS:
