@@ -34,6 +34,7 @@ from pxrs.cli import (
 )
 from pxrs.cli.options import QueueCommand
 from pxrs.cli.run import run as run_pipeline
+from pxrs.cli.work import work
 from pxrs.errors import PxrsError, masked
 
 
@@ -50,6 +51,7 @@ VERBS = (
     Verb("init", create.init, "pxrs init file:./orders --partitions 8"),
     Verb("produce", produce.produce, "pxrs produce file:./orders orders.jsonl --format json --key-field account"),
     Verb("consume", consume.consume, "pxrs consume file:./orders --group billing --exec ./bill.sh"),
+    Verb("work", work, "pxrs work app:handle file:./orders --group billing --processes 4", TyperCommand),
     Verb("run", run_pipeline, "pxrs run pipeline.py --queue file:./orders --group billing", TyperCommand),
     Verb("group create", group_create.create, "pxrs group create file:./orders audit --at latest"),
     Verb("group list", group.list_groups, "pxrs group list file:./orders"),
@@ -117,14 +119,15 @@ def _about(
 def build() -> typer.Typer:
     """The command line, made from the table."""
     plain: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
-    app = typer.Typer(**plain | {"add_completion": True}, no_args_is_help=True, epilog=_examples([verb.example for verb in VERBS]))
+    examples = _examples([verb.example for verb in VERBS])
+    app = typer.Typer(**plain | {"add_completion": True}, no_args_is_help=True, epilog=examples)
     app.callback(invoke_without_command=True)(_about)
     families: dict[str, typer.Typer] = {}
     for verb in VERBS:
         family, _, name = verb.words.rpartition(" ")
         if family and family not in families:
-            examples = [v.example for v in VERBS if v.words.startswith(f"{family} ")]
-            families[family] = typer.Typer(**plain, no_args_is_help=True, epilog=_examples(examples))
+            own = [v.example for v in VERBS if v.words.startswith(f"{family} ")]
+            families[family] = typer.Typer(**plain, no_args_is_help=True, epilog=_examples(own))
             app.add_typer(families[family], name=family, help=_FAMILIES[family])
         home = families[family] if family else app
         home.command(name, cls=verb.kind, epilog=_examples([verb.example]))(verb.function)

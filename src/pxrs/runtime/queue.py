@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from pxrs.clock import Clock, SystemClock
 from pxrs.errors import BadSetting, Closed
@@ -25,8 +25,8 @@ from pxrs.runtime.config import load_settings
 from pxrs.runtime.consumer import Consumer, Subscription
 from pxrs.runtime.deadletters import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
-from pxrs.runtime.founding import group_over, make_group, message_count
 from pxrs.runtime.finish import FinishLine
+from pxrs.runtime.founding import group_over, make_group, message_count
 from pxrs.runtime.group import GroupHandle
 from pxrs.runtime.housekeeping import Housekeeper, Round
 from pxrs.runtime.job import Job
