@@ -45,9 +45,7 @@ _LOOKS_PER_LEASE = 10
 class GroupHandle:
     """One group of one queue. Nothing here joins the group. ``record`` writes down that the log has this registry."""
 
-    def __init__(
-        self, registry: Registry, log: Log, clock: Clock, record: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, registry: Registry, log: Log, clock: Clock, record: Callable[[], object] = lambda: None) -> None:
         self._record = record
         self.name = registry.group_name
         self.registry = registry
