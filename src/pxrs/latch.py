@@ -3,7 +3,37 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+
+SLICE_SECONDS = 0.5
+"""The main thread waits so long at a time: see ``wait_long``."""
+
+
+def wait_long(wait: Callable[[float], object], timeout: float | None = None) -> bool:
+    """Call ``wait(seconds)`` until it returns something true, or the time is over.
+
+    Python runs signal handlers in the main thread only, and a process that was stopped (SIGSTOP) may get its signals in
+    any other thread: a main thread that waits without limit would never hear of them. So it waits in slices.
+    """
+    longest = threading.TIMEOUT_MAX
+    left = longest if timeout is None else min(longest, max(0.0, timeout))
+    part = SLICE_SECONDS if threading.current_thread() is threading.main_thread() else longest
+    while left > part:
+        if wait(part):
+            return True
+        left -= part
+    return bool(wait(left))
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait until a thread has ended, however long that takes."""
+
+    def ended(seconds: float) -> bool:
+        thread.join(seconds)
+        return not thread.is_alive()
+
+    wait_long(ended)
 
 
 class Latch:
@@ -25,9 +55,12 @@ class Latch:
             self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not self._is_set and self._lock.acquire(timeout=-1 if timeout is None else max(0, timeout)):
+        if not self._is_set and wait_long(self._acquire, timeout):
             self._lock.release()  # for the next who waits
         return self._is_set
+
+    def _acquire(self, seconds: float) -> bool:
+        return self._lock.acquire(timeout=seconds)
 
 
 class Nudge:

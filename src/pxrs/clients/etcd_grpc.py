@@ -9,7 +9,6 @@ a forked child is refused.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pxrs.errors import BadUrl, Refused, Unavailable
+from pxrs.exits import Stage, at_exit
 
 try:
     import grpc
@@ -142,7 +142,12 @@ _anchor: list[Any] = []
 os.register_at_fork(
     before=gate.before_fork, after_in_parent=gate.after_fork_in_parent, after_in_child=gate.after_fork_in_child
 )
-atexit.register(gate.cancel_streams)
+
+
+@at_exit(Stage.LOOPS)
+def _end() -> list[threading.Thread]:
+    gate.cancel_streams()
+    return []
 
 
 def keep_for_parent(thing: Any) -> None:

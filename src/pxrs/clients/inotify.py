@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from pxrs.clients.polling import POLL_SECONDS, Cancel, NoInotify, Notify, PollingWatcher, call, refusal
 from pxrs.errors import NotFound, Unavailable
+from pxrs.exits import Stage, at_exit
 
 logger = logging.getLogger(__name__)
 
@@ -245,9 +246,13 @@ class InotifyWatcher:
             if one.hears(modified.get(watch, set()), watch in other)
         ]
 
-    def close(self) -> None:
+    def end(self) -> threading.Thread:
+        """Let the thread end; returns it."""
         os.write(self._wake_write, b"x")
-        self._thread.join()
+        return self._thread
+
+    def close(self) -> None:
+        self.end().join()
         self.close_descriptors()
 
     def close_descriptors(self) -> None:
@@ -291,6 +296,11 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@at_exit(Stage.LOOPS)
+def _end() -> list[threading.Thread]:
+    return [] if _process.watcher is None else [_process.watcher.end()]
 
 
 def watch_directory(path: str, notify: Notify, only: str | None = None, reads: bool = False) -> Cancel:

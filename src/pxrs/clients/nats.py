@@ -8,7 +8,6 @@ is awaited, becomes ``Unavailable``: whether the request was carried out is then
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 from pxrs.clients.loop import LoopThread
 from pxrs.clients.nats_address import Address
 from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable
+from pxrs.exits import Stage, at_exit
 
 try:
     import nats.errors
@@ -389,6 +389,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@atexit.register
-def _at_exit() -> None:
+@at_exit(Stage.LOOPS)
+def _end() -> list[threading.Thread]:
     _process.end()
+    return []

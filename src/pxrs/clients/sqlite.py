@@ -1,5 +1,8 @@
 """Connections to one SQLite file: one for each thread, closed when the thread ends, and none across a fork.
 
+None is ever closed while a thread is inside of it: Python's module would crash. What is still in use when all are to
+be closed is closed by the last who uses it, and what is in use when the process ends is not closed at all.
+
 SQLite remembers its file locks per process, in memory that a forked child inherits although the kernel gives the
 child none of the locks. A child that opened the file again would trust that memory and skip real locks. So before a
 fork every connection is closed, after running calls have ended, and both sides open new ones when they need them.
@@ -72,6 +75,7 @@ class _Held:
         self.connection = connection
         self.generation = generation
         self.close = weakref.finalize(self, connection.close)
+        self.close.atexit = False  # its thread may be inside of it then
 
 
 class Connections:
@@ -117,7 +121,7 @@ class Connections:
             with self._lock:
                 self._running -= 1
                 if self._shut:
-                    self._gate.notify_all()
+                    self._passed_out()
 
     def _told(self, error: sqlite3.Error) -> PxrsError:
         """An error of SQLite as one of ours, which names the file."""
@@ -133,10 +137,15 @@ class Connections:
         return sum(held.close.alive for held in self._held)
 
     def close(self) -> None:
-        """Close them all, once the calls that are running have ended."""
+        """Close them all, once the calls that are running have ended; after a while it is left to the last of these."""
         with self._gate:
             self._closed = self._shut = True
-            self._gate.wait_for(lambda: self._running == 0)
+            if self._gate.wait_for(lambda: self._running == 0, PATIENCE_SECONDS):
+                self._close_all()
+
+    def _passed_out(self) -> None:
+        self._gate.notify_all()
+        if self._closed and self._running == 0:
             self._close_all()
 
     def _pass_gate(self) -> None:

@@ -123,8 +123,13 @@ class FileLog(Log):
         files = [writer.file for writer in writers if writer.file >= 0]
         if len(files) >= _MANY and sync_together(files):
             return
-        errors = [task.exception() for task in [self._threads().submit(w.sync) for w in writers]]
-        for error in errors:
+        try:
+            tasks = [self._threads().submit(writer.sync) for writer in writers]
+        except RuntimeError:  # the program ends, and Python gives no more threads
+            for writer in writers:
+                writer.sync()
+            return
+        for error in [task.exception() for task in tasks]:
             if error is not None:
                 raise error
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from pxrs.errors import Closed, PxrsError, Unavailable
+from pxrs.latch import wait_long
 from pxrs.model import Batch, Grant, Owner, Partition
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.report import Report
@@ -67,7 +68,7 @@ class Backfill:
 
     def stop(self, timeout: float | None = None, own_threads: Any = ()) -> None:
         self.request_stop()
-        if threading.current_thread() not in own_threads and not self._done.wait(timeout):
+        if threading.current_thread() not in own_threads and not self.wait(timeout):
             raise Unavailable(f"the backfill is still in a batch after {timeout} s")
 
     def kill(self) -> None:
@@ -75,7 +76,7 @@ class Backfill:
         self.request_stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        return self._done.wait(timeout)
+        return wait_long(self._done.wait, timeout)
 
     @property
     def is_done(self) -> bool:

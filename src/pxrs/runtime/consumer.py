@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pxrs.errors import PxrsError
+from pxrs.latch import Latch, join
 from pxrs.runtime.finish import FinishLine
 from pxrs.runtime.membership import Membership, signals, weakly
 from pxrs.runtime.meter import Meter
@@ -36,7 +38,7 @@ class Consumer:
         workforce.job.submit = weakly(membership.submit)
         workforce.job.report = weakly(self._report)
         membership.ended = weakly(self._forget)
-        weakref.finalize(self, Workforce.halt, workforce)
+        weakref.finalize(self, Workforce.halt, workforce).atexit = False  # ``pxrs.exits`` has its own order
 
     # ---- what users call -----------------------------------------------------------------------------------------
 
@@ -146,7 +148,7 @@ class Subscription:
         self._workforce = workforce
         self._running = running
         running.add(self)
-        self._done = threading.Event()
+        self._done = Latch()  # a signal handler sets it, in the thread that waits for it: an Event would not bear that
         self._error: PxrsError | None = None
         workforce.job.fail = self._fail
         workforce.job.stop = self._end
@@ -155,13 +157,18 @@ class Subscription:
     def stop(self) -> None:
         """End when the running handlers have ended."""
         self._end()
+        self._await_handlers()
+
+    def _await_handlers(self) -> None:
         for worker in list(self._workforce.workers.values()):
             if worker.thread is not threading.current_thread():
-                worker.thread.join()
+                join(worker.thread)
 
     def run(self) -> None:
-        """Block until stopped, or until an error, which is raised."""
-        self._done.wait()
+        """Block until stopped: by ``stop``, by SIGTERM or SIGINT, or by an error, which is raised."""
+        with signals(self._end):
+            self._done.wait()
+            self._await_handlers()
         if self._error is not None:
             raise self._error
 
@@ -188,4 +195,5 @@ class Subscription:
         for worker in list(self._workforce.workers.values()):
             worker.drain()
         self._running.discard(self)
-        self._done.set()
+        with suppress(RuntimeError):  # two who end it at the same moment
+            self._done.set()

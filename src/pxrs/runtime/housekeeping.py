@@ -19,6 +19,7 @@ from typing import NamedTuple
 from pxrs import metrics
 from pxrs.clock import Clock
 from pxrs.errors import Refused
+from pxrs.exits import Stage, at_exit, join_all
 from pxrs.logs.base import Chunk, Log
 from pxrs.metrics import Sample
 from pxrs.rules.retention import KEPT_CHUNKS, Policy, Stored, Verdict, judge
@@ -109,12 +110,16 @@ class Housekeeper:
 
     def close(self) -> None:
         """End, and wait for it, but not for long. Closing twice is harmless."""
+        join_all(self.end(), _CLOSE_SECONDS)
+
+    def end(self) -> list[threading.Thread]:
+        """Let its thread end; returns it, if there is one."""
         self._closed = True
         loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.wake()
-            if loop.thread is not threading.current_thread():
-                loop.thread.join(_CLOSE_SECONDS)
+        if loop is None:
+            return []
+        loop.wake()
+        return [loop.thread]
 
     def _step(self) -> float | None:
         if self._closed:
@@ -260,6 +265,11 @@ def needs_of(store: Store, prefix: str, log: Log) -> dict[int, Need]:
 
 
 _all: weakref.WeakSet[Housekeeper] = weakref.WeakSet()
+
+
+@at_exit(Stage.THREADS)
+def _end_threads() -> list[threading.Thread]:
+    return [thread for housekeeper in list(_all) for thread in housekeeper.end()]
 
 
 def _after_fork() -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
+from pxrs.exits import Stage, at_exit
+from pxrs.latch import wait_long
 from pxrs.model import Grant
 from pxrs.runtime.member import Member
 from pxrs.runtime.meter import Meter
@@ -65,12 +67,19 @@ class Watcher:
         while self._tell():
             try:
                 mark = self._registry.wait(mark, self._seconds)
+            except Closed:  # the queue was closed, or the process ends: there is nothing more to hear
+                return
             except PxrsError:  # the loop reads the same store, and says what is wrong with it
                 pause.wait(1.0)
 
     def _tell(self) -> bool:
         rang = self._rang()
         return rang is not None and rang()
+
+    def end(self) -> None:
+        """At the end of the process: nobody uses the registry any more, and who waits in it ends by this."""
+        if self.thread.is_alive():
+            self._registry.store.close()
 
 
 class Membership:
@@ -104,6 +113,7 @@ class Membership:
         self._loop = Loop(f"pxrs-{loop_name}", self._round)
         self._watcher = Watcher(f"pxrs-{loop_name}-watch", registry, member.poll_seconds, self._rang)
         self.wake = self._loop.wake
+        _all.add(self)
 
     # ---- what engines call ------------------------------------------------------------------------------------------
 
@@ -142,7 +152,7 @@ class Membership:
         self.request_stop()
         if not self._loop.thread.is_alive():  # never started, or left behind by a fork
             self._finish()
-        elif threading.current_thread() not in [self._loop.thread, *own_threads] and not self._done.wait(timeout):
+        elif threading.current_thread() not in [self._loop.thread, *own_threads] and not self.wait(timeout):
             raise Unavailable(f"{self.member.me.id!r} is still leaving after {timeout} s")
 
     def kill(self) -> None:
@@ -155,6 +165,17 @@ class Membership:
         self._halt()  # again: the loop may have started work meanwhile
         self._finish()
 
+    def end_with_process(self) -> None:
+        """The same at the end of the process, without waiting."""
+        self._killed = True
+        self._halt()
+        self._loop.wake()
+
+    def end_threads(self) -> list[threading.Thread]:
+        """Let the loop and the watcher end; returns them."""
+        self._watcher.end()
+        return [self._loop.thread, self._watcher.thread]
+
     def fail(self, error: PxrsError) -> None:
         """The work cannot go on: leave, and keep the reason."""
         if self._done.is_set():
@@ -165,7 +186,7 @@ class Membership:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until this life has ended; False if the time was over first."""
-        return self._done.wait(timeout)
+        return wait_long(self._done.wait, timeout)
 
     @property
     def is_done(self) -> bool:
@@ -204,6 +225,8 @@ class Membership:
         except (
             BaseException
         ) as error:  # a driver's bug, or sys.exit in a listener, must end this member loudly, not leave it half alive
+            if self._killed:  # in the middle of this round: the registry may be closed already, and nobody asks why
+                return None
             name = self.member.me.id
             logger.exception("member %s ends", name)
             named = error if isinstance(error, PxrsError) else Unexpected(f"member {name!r}: {error!r}")
@@ -218,7 +241,7 @@ class Membership:
 
     def _rang(self) -> bool:
         """Somebody has changed something, or the time is over: look at the rows. False: there is nobody to look."""
-        if self._done.is_set():
+        if self._killed or self._done.is_set():
             return False
         self.member.poll()
         self._loop.wake()
@@ -228,6 +251,21 @@ class Membership:
         self._done.set()
         self.member.commits.close()
         self.ended()
+
+
+_all: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+@at_exit(Stage.TAKE)
+def _take_no_more() -> list[threading.Thread]:
+    for membership in list(_all):
+        membership.end_with_process()
+    return []
+
+
+@at_exit(Stage.THREADS)
+def _end_threads() -> list[threading.Thread]:
+    return [thread for membership in list(_all) for thread in membership.end_threads()]
 
 
 @contextmanager

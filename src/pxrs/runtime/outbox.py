@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 
-from pxrs.clock import Clock
+from pxrs.clock import Clock, SystemClock
 from pxrs.errors import Closed, Full, PxrsError, Refused
-from pxrs.latch import Latch, Nudge
+from pxrs.exits import Stage, at_exit
+from pxrs.latch import Latch, Nudge, join
 from pxrs.logs.base import Log
 from pxrs.runtime.appending import patiently
 from pxrs.runtime.parcels import ROW_BYTES, Extras, Handful, Packer, Parcel, Receipt, SentParcel, Shipment
@@ -45,6 +48,11 @@ class Outbox:
         self._under_way: list[Parcel] = []
         self._last: Parcel | None = None
         self._stopping = False
+        self._dropped = False
+        self._ended = False
+        self.stored = 0
+        """How many messages are durable: the first so many of all that were put in."""
+        self._lost = 0
         self.failure: BaseException | None = None
         self._new_locks()
         self._thread = threading.Thread(target=self._run, name="pxrs-producer", daemon=True)
@@ -154,8 +162,43 @@ class Outbox:
             self._work.set()
             self._room.notify_all()
 
-    def join(self) -> None:
-        self._thread.join()
+    def drop(self) -> None:
+        """Nobody can put anything in any more: the thread empties the buffer and ends. Without any lock, since the
+        garbage collector may call this in a thread that holds one.
+        """
+        self._dropped = True
+        if self._lost:
+            self._tell_loss()
+        self._work.set()
+
+    def end(self) -> None:
+        """No more messages, and wait until all are durable, or have failed; ``failure`` says which."""
+        self._ended = True  # whoever calls this hears of what is lost
+        self.stop()
+        join(self._thread)
+
+    def end_with_process(self, stopped_at: float) -> str:
+        """The same after ``stop``, but not for longer than ``send_timeout_ms``; returns what there is to say about
+        messages that are lost by this, if there are any.
+        """
+        seconds = self._settings.send_timeout_ms / 1000
+        with suppress(KeyboardInterrupt):  # somebody does not want to wait
+            self._thread.join(max(0.0, stopped_at + seconds - SystemClock.monotonic()))
+        if self._lost:
+            return "" if self._ended or self._dropped else self._loss()
+        waiting = sum(parcel.rows for parcel in [*self._under_way, *self._ready])
+        why = "the program ended before the log took them"
+        return f"{_messages(waiting)} for queue {self._name!r} may not be stored: {why}" if waiting else ""
+
+    @property
+    def _name(self) -> str:
+        return self._log.identity.name
+
+    def _loss(self) -> str:
+        return f"{_messages(self._lost)} for queue {self._name!r} could not be stored: {self.failure}"
+
+    def _tell_loss(self) -> None:
+        logger.error("%s (its producer was not closed)", self._loss())
 
     # --- the thread's side
 
@@ -181,6 +224,9 @@ class Outbox:
         """The parcels to append next, in order; none when it is time to end."""
         while True:
             with self._lock:
+                if self._dropped:
+                    self._close_parcel()
+                    self._stopping = True
                 rest = self._until_due()
                 if self._ready or self._stopping:
                     return self._next()
@@ -215,6 +261,7 @@ class Outbox:
             return
         with self._lock:
             del self._under_way[: len(shipment.parcels)]
+            self.stored += sum(parcel.rows for parcel in shipment.parcels)
             self._buffered -= sum(parcel.size for parcel in shipment.parcels)
             self._room.notify_all()
 
@@ -225,6 +272,7 @@ class Outbox:
         with self._lock:
             self._close_parcel()
             lost = [*self._under_way, *self._ready]
+            self._lost += sum(parcel.rows for parcel in lost)
             self._under_way, self._stopping, self.failure = [], True, error
             self._ready.clear()
             self._work.set()
@@ -232,6 +280,8 @@ class Outbox:
             self._room.notify_all()
         for parcel in lost:
             parcel.fail(error)
+        if self._dropped:
+            self._tell_loss()
 
     def abandon(self) -> None:
         """In a forked child: the thread and the buffer are the parent's, who will send what is in it."""
@@ -242,6 +292,13 @@ class Outbox:
         for parcel in [*self._under_way, *self._ready, *([held] if held else [])]:
             parcel.finished = Latch()  # the old one's lock may be held for ever
             parcel.fail(self.failure)
+        self._under_way = []
+        self._ready.clear()
+        self._lost = 0
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
 
 
 _outboxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
@@ -253,3 +310,14 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@at_exit(Stage.SEND)
+def _send_the_rest() -> list[threading.Thread]:
+    """What was sent by producers that nobody has closed: it is stored now, or told, on stderr, where it cannot be."""
+    outboxes, now = list(_outboxes), SystemClock.monotonic()
+    for outbox in outboxes:
+        outbox.stop()  # all at once: they need not wait for each other
+    for said in filter(None, [outbox.end_with_process(now) for outbox in outboxes]):
+        sys.stderr.write(f"pxrs: {said}\n")
+    return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -53,6 +52,9 @@ class Producer:
 
     While the log is unavailable an append is repeated for ``send_timeout_ms``; any other failure ends the
     producer: its waiting messages fail, and later sends are refused with the cause.
+
+    What is still in the buffer when the program ends is stored then, within ``send_timeout_ms``; messages that cannot
+    be stored are told with their number in one line on stderr. Close a producer to hear of them as an error.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Producer:
         self._outbox = Outbox(log, packer, settings, clock)
         self._closed = False
         # A producer that is dropped still sends what it was given, and its thread then ends.
-        self._dropped = weakref.finalize(self, _stop_soon, self._outbox)
+        self._dropped = weakref.finalize(self, self._outbox.drop)
         self._dropped.atexit = False
 
     def send(
@@ -137,14 +139,18 @@ class Producer:
         """Wait until everything sent so far is durable; raises the first failure."""
         self._outbox.flush(timeout)
 
+    @property
+    def stored(self) -> int:
+        """How many messages are durable so far: the first so many of all that were sent."""
+        return self._outbox.stored
+
     def close(self) -> None:
         """Flush and end; raises the first failure. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         self._dropped.detach()
-        self._outbox.stop()
-        self._outbox.join()
+        self._outbox.end()
         if self._outbox.failure is not None:
             raise self._outbox.failure
 
@@ -159,11 +165,6 @@ class Producer:
         except Exception:
             if error is None:  # else the body's own error says more
                 raise
-
-
-def _stop_soon(outbox: Outbox) -> None:
-    # The garbage collector may call this in a thread that holds the outbox's lock: wait for it elsewhere.
-    threading.Thread(target=outbox.stop, name="pxrs-producer-end", daemon=True).start()
 
 
 def _key(key: object) -> bytes | None:

@@ -24,10 +24,20 @@ class Relay(Generic[_Item]):
     def start(self, item: _Item) -> None:
         """Begin with an item, after ``wait``."""
         self._idle.clear()
-        self._inbox.put((item,))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        if self._thread is None and not self._begin():
+            self._do(item)
+        else:
+            self._inbox.put((item,))
+
+    def _begin(self) -> bool:
+        """Whether there is a second thread: Python may give none when the program ends."""
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def wait(self) -> None:
         """Until the item is done."""
@@ -38,7 +48,10 @@ class Relay(Generic[_Item]):
 
     def _run(self) -> None:
         while (given := self._inbox.get()) is not None:
-            try:
-                self._work(given[0])
-            finally:
-                self._idle.set()
+            self._do(given[0])
+
+    def _do(self, item: _Item) -> None:
+        try:
+            self._work(item)
+        finally:
+            self._idle.set()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pxrs.errors import PxrsError
+from pxrs.exits import Stage, at_exit
 from pxrs.model import Grant
 from pxrs.runtime.job import Job
 from pxrs.runtime.sinkworker import SinkWorker
@@ -21,6 +24,7 @@ class Workforce:
         self.workers: dict[int, Worker] = {}
         self._leaving: list[Worker] = []
         self._past = Tally()
+        _all.add(self)
 
     def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:
         """Work on a partition; what an earlier claim of it left running here ends first."""
@@ -101,6 +105,25 @@ class Workforce:
         for worker in self._all():
             worker.lose()
 
+    def threads(self) -> list[threading.Thread]:
+        """Those of all partitions, also of partitions that went away."""
+        return [worker.thread for worker in self._all()]
+
     def _all(self) -> Iterator[Worker]:
         yield from list(self.workers.values())
         yield from list(self._leaving)
+
+
+_all: weakref.WeakSet[Workforce] = weakref.WeakSet()
+
+
+@at_exit(Stage.TAKE)
+def _take_no_more() -> list[threading.Thread]:
+    for workforce in list(_all):
+        workforce.halt()
+    return []
+
+
+@at_exit(Stage.THREADS)
+def _end_threads() -> list[threading.Thread]:
+    return [thread for workforce in list(_all) for thread in workforce.threads()]

@@ -50,7 +50,7 @@ class Database:
         self._seconds = self.address.timeout(Settings())
         self._connections = Connections(self.driver, self.address, self._seconds, lambda _: None)
         event.listen(self.engine, "connect", partial(_set_up, self.driver, self._seconds))
-        weakref.finalize(self, self._connections.close)
+        weakref.finalize(self, self._connections.close).atexit = False  # threads may still be inside of them then
 
     @property
     def engine(self) -> Engine:
