@@ -72,7 +72,7 @@ def test_numbers_are_keys_and_missing_fields_are_named(pxrs: Pxrs) -> None:
     make_queue(pxrs, partitions=1)
     text = '{"id": 7}\n{"id": true}\n{"other": 1}\n'
     shown = pxrs("produce", QUEUE, "-f", "json", "--key-field", "id", stdin=text)
-    assert shown.code == 1 and "stdin, line 3 has no field 'id'" in shown.err and "(2 messages" in shown.err
+    assert shown.code == 1 and "stdin, line 3 has no field 'id'" in shown.err and "(stored 2 of 2 sent" in shown.err
     assert [m["key"] for m in stored(pxrs)] == ["7", "true"]
 
 

@@ -152,6 +152,9 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
     try:
         build()([word for word in arguments if word != "--debug"], prog_name="pxrs")
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # ``| head`` has seen enough: that is no failure
+            _drop_output()
+            return 0
         return end.code if isinstance(end.code, int) else 1
     except PxrsError as error:
         return _failed(str(error), debug)

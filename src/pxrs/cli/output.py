@@ -12,6 +12,7 @@ from pxrs.cli.options import Form
 from pxrs.views.tables import Table, as_header
 
 LAG_EXIT_CODE = 3
+INTERRUPTED_EXIT_CODE = 130
 
 
 def note(text: str) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pxrs.cli import sources
 from pxrs.cli.options import RegistryUrl, Url, WrongUsage, opened
-from pxrs.cli.output import progress, show
+from pxrs.cli.output import INTERRUPTED_EXIT_CODE, note, progress, show
 from pxrs.cli.sources import Entry, Reading
 from pxrs.errors import PxrsError, Refused
 from pxrs.views.tables import Table
@@ -36,13 +38,19 @@ def produce(
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header for all messages.")
     ] = None,
+    skip: Annotated[
+        int, typer.Option("--skip", min=0, metavar="N", help="Leave out the first N messages: to go on after a stop.")
+    ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print how many went where.")] = False,
     registry: RegistryUrl = None,
 ) -> None:
     """Send messages: one per line of stdin or of files, durable when the command ends.
 
-    Messages without a key are spread over the partitions; with a key they keep their order.
+    Messages without a key are spread over the partitions; with a key they keep their order. Ctrl-C ends it and says
+    how many are stored: the first so many of the input, which --skip leaves out the next time.
     """
+    from pxrs.runtime.membership import signals
+
     paths = files or []
     reading = Reading(format == "json", key, key_field, key_separator)
     if whole and (not paths or sources.STDIN in paths or key_field or key_separator):
@@ -50,10 +58,11 @@ def produce(
     headers = _headers(header or [])
     with opened(url, registry) as queue:
         size = sources.total_size(paths)
-        found = sources.whole_files(paths, key) if whole else sources.entries(paths, reading)
         with progress("sending", size, "bytes") as advance, queue.producer() as producer:
-            counter = _Sending(producer, headers, count=verbose)
-            counter.send_all(_counted(found, advance))
+            counter = _Sending(producer, headers, skip, count=verbose)
+            found = sources.whole_files(paths, key) if whole else sources.entries(paths, reading, counter.is_over)
+            with signals(counter.end):
+                counter.send_all(islice(_counted(found, advance), skip, None))
         print(f"sent {counter.sent} messages to {queue.name!r}")
     if verbose:
         show(Table(["PARTITION", "MESSAGES"], sorted(counter.by_partition.items())), "table")
@@ -75,23 +84,45 @@ def _counted(found: Iterator[Entry], advance: Callable[[int], None]) -> Iterator
 class _Sending:
     """Sends message by message: whoever types, or pipes a slow stream in, sees each arrive at once."""
 
-    def __init__(self, producer: Producer, headers: dict[str, bytes] | None, count: bool) -> None:
+    def __init__(self, producer: Producer, headers: dict[str, bytes] | None, skipped: int, count: bool) -> None:
         self.sent = 0
         self.by_partition: Counter[int] = Counter()
         self._producer = producer
         self._headers = headers
+        self._skipped = skipped
         self._count = count
         self._receipts: list[Receipt] = []
+        self._over = False
+
+    def end(self) -> None:
+        """Take nothing more. Called in the middle of anything: a signal has come."""
+        self._over = True
+
+    def is_over(self) -> bool:
+        return self._over
 
     def send_all(self, found: Iterator[Entry]) -> None:
         try:
             for entry in found:
+                if self._over:
+                    break
                 self._send(entry)
-        except PxrsError as error:
             self._producer.flush()
-            raise Refused(f"{error} ({self.sent} messages before it were sent)") from error
-        self._producer.flush()
+        except PxrsError as error:
+            with suppress(PxrsError):
+                self._producer.flush()
+            raise Refused(f"{error} ({self._result()})") from error
+        except KeyboardInterrupt:  # the second one: somebody does not want to wait
+            self._over = True
+        if self._over:
+            note(f"interrupted: {self._result()}")
+            raise typer.Exit(INTERRUPTED_EXIT_CODE)
         self._count_receipts()
+
+    def _result(self) -> str:
+        """The order is kept: what is stored are the first messages of all."""
+        stored = self._producer.stored
+        return f"stored {stored} of {self.sent} sent; to go on behind them: --skip {self._skipped + stored}"
 
     def _send(self, entry: Entry) -> None:
         receipt = self._producer.send(entry.key, entry.value, self._headers)

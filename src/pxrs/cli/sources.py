@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +14,33 @@ from typing import IO, Any, NamedTuple
 
 from pxrs.cli.options import WrongUsage
 from pxrs.errors import Refused
+from pxrs.latch import SLICE_SECONDS
 
 STDIN = "-"
+
+IsOver = Callable[[], bool]
+"""Whether no more is to be read."""
+
+
+def _never() -> bool:
+    return False
+
+
+class _Patient(io.RawIOBase):
+    """Reads what comes, and looks from time to time whether it is over: then there is nothing more to read."""
+
+    def __init__(self, file: int, is_over: IsOver) -> None:
+        self._file = file
+        self._is_over = is_over
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._is_over():
+            if select.select([self._file], [], [], SLICE_SECONDS)[0]:
+                return os.readv(self._file, [buffer])
+        return 0
 
 
 class Entry(NamedTuple):
@@ -75,10 +102,12 @@ def field_of(document: Any, path: str, where: str) -> str:
     return found if isinstance(found, str) else json.dumps(found)
 
 
-def entries(paths: Sequence[str], reading: Reading) -> Iterator[Entry]:
-    """The messages of these files (``-`` or none: stdin), one for each line."""
+def entries(paths: Sequence[str], reading: Reading, is_over: IsOver = _never) -> Iterator[Entry]:
+    """The messages of these files (``-`` or none: stdin), one for each line. The last one may be cut short by
+    ``is_over``.
+    """
     for path in paths or [STDIN]:
-        with _open(path) as file:
+        with _open(path, is_over) as file:
             shown = "stdin" if path == STDIN else path
             for number, line in enumerate(file, 1):
                 entry = reading.entry(line, f"{shown}, line {number}")
@@ -110,9 +139,9 @@ def check_readable(paths: Sequence[str]) -> None:
 
 
 @contextmanager
-def _open(path: str) -> Iterator[IO[bytes]]:
+def _open(path: str, is_over: IsOver = _never) -> Iterator[IO[bytes]]:
     if path == STDIN:
-        yield sys.stdin.buffer
+        yield _stdin(is_over)
         return
     try:
         file = open(path, "rb")  # noqa: SIM115 - closed below; only the opening is guarded here
@@ -120,6 +149,13 @@ def _open(path: str) -> Iterator[IO[bytes]]:
         raise Refused(f"cannot read {path}: {error.strerror}") from error
     with file:
         yield file
+
+
+def _stdin(is_over: IsOver) -> IO[bytes]:
+    try:
+        return io.BufferedReader(_Patient(sys.stdin.fileno(), is_over))
+    except io.UnsupportedOperation:  # there is text, and no file behind it
+        return sys.stdin.buffer
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------

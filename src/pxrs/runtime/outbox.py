@@ -173,9 +173,9 @@ class Outbox:
 
     def end(self) -> None:
         """No more messages, and wait until all are durable, or have failed; ``failure`` says which."""
-        self._ended = True  # whoever calls this hears of what is lost
         self.stop()
         join(self._thread)
+        self._ended = True  # and who has called this hears of what is lost
 
     def end_with_process(self, stopped_at: float) -> str:
         """The same after ``stop``, but not for longer than ``send_timeout_ms``; returns what there is to say about
