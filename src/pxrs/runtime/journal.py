@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pxrs.clock import Clock
+
 logger = logging.getLogger("pxrs.group")
 
 _WARNINGS = {
@@ -18,6 +20,8 @@ _WARNINGS = {
     "stalled": "{group}: {member} beats but makes no progress; its partitions go to others",
     "damaged": "{group}: {member} leaves partition {partition} alone: {error}",
     "troubled": "{group}: {member} will try again: {error}",
+    "still_troubled": "{group}: {member} has tried {tries} times in {seconds:.0f} s: {error}",
+    "answered": "{group}: {member} goes on: the registry answers again, after {seconds:.1f} s",
 }
 _NOTES = {
     "created": "{group}: {member} made this group, over a log of {messages} messages",
@@ -36,13 +40,40 @@ _DETAILS = {
 }
 
 
-class Journal:
-    """Writes what a member reports to the log."""
+AGAIN_SECONDS = 60.0
+"""How often a registry that does not answer is told of, after the first time."""
 
-    def __init__(self, queue: str, group: str) -> None:
+
+class Journal:
+    """Writes what one member reports to the log. An outage of the registry is one line, and then one each minute."""
+
+    def __init__(self, queue: str, group: str, clock: Clock) -> None:
         self._group = f"{queue}/{group}"
+        self._clock = clock
+        self._tries = 0
+        self._since = self._again_at = 0.0
 
     def __call__(self, kind: str, facts: Mapping[str, Any]) -> None:
+        if kind == "answered":
+            self._tries = 0
+        if kind != "troubled":
+            self._write(kind, facts)
+        elif news := self._count_trouble():
+            self._write(news, {**facts, "tries": self._tries, "seconds": self._clock.monotonic() - self._since})
+
+    def _count_trouble(self) -> str:
+        """What is to be said of one more failure: it is new, or it has lasted for one more minute, or nothing."""
+        now = self._clock.monotonic()
+        self._tries += 1
+        is_new = self._tries == 1
+        if is_new:
+            self._since = now
+        elif now < self._again_at:
+            return ""
+        self._again_at = now + AGAIN_SECONDS
+        return "troubled" if is_new else "still_troubled"
+
+    def _write(self, kind: str, facts: Mapping[str, Any]) -> None:
         if kind == "settled":
             logger.info("%s: %s", self._group, rebalance_line(facts))
         for level, lines in ((logging.WARNING, _WARNINGS), (logging.INFO, _NOTES), (logging.DEBUG, _DETAILS)):

@@ -73,6 +73,8 @@ class Member:
         self._target: Target | None = None
         self._doubtful: set[int] = set()
         self._trouble: PxrsError | None = None
+        self.troubled_since: float | None = None
+        """Since when the registry has not answered as it should, if that is so."""
         self._leaving_since: float | None = None
         self._polled = True
         self._looked = False
@@ -134,9 +136,13 @@ class Member:
             self.commits.close()
         self._trouble = self._trouble or self.commits.trouble
         if self._trouble is not None and not self.finished:
+            self.troubled_since = now if self.troubled_since is None else self.troubled_since
             self._report("troubled", {"member": self.me.id, "error": str(self._trouble)})
             self._leave_anyway(now)
             return now + self._settings.beat_ms / 4000
+        if self.troubled_since is not None:
+            self._report("answered", {"member": self.me.id, "seconds": now - self.troubled_since})
+            self.troubled_since = None
         return self._next_round(now)
 
     def _forget_troubles(self) -> None:

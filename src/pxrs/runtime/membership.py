@@ -199,13 +199,15 @@ class Membership:
 
     @property
     def state(self) -> str:
-        """fenced, stopped, stopping, registering; "" while it takes part."""
+        """fenced, stopped, stopping, troubled (the registry does not answer), registering; "" while it takes part."""
         if self.member.error is not None:
             return "fenced"
         if self._done.is_set():
             return "stopped"
         if self.stopping:
             return "stopping"
+        if self.member.troubled_since is not None:
+            return "troubled"
         return "" if self.member.joined else "registering"
 
     @property

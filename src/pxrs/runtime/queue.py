@@ -227,7 +227,7 @@ class Queue:
             joined=self._clock.wall(), info=tuple((about_this_process() | dict(info or {})).items()),
         )  # fmt: skip
         meter = Meter(self.log, group, self._clock)
-        listeners: list[Report] = [Journal(self.name, group), meter, *([report] if report else [])]
+        listeners: list[Report] = [Journal(self.name, group, self._clock), meter, *([report] if report else [])]
         told = to_all(*listeners)
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
         meter.connect(taking_part, work)
