@@ -90,7 +90,7 @@ class Consumer:
 
     @property
     def state(self) -> str:
-        """registering, waiting, replaying, live, stopping, stopped or fenced."""
+        """registering, waiting, replaying, live, troubled (no answer from the registry), stopping, stopped, fenced."""
         return self._membership.state or self._working_state()
 
     def _working_state(self) -> str:
@@ -127,6 +127,11 @@ class Consumer:
     def beat_age(self) -> float:
         """Seconds since the registry last confirmed a beat."""
         return self._membership.beat_age
+
+    def __repr__(self) -> str:
+        owned = ", ".join(map(str, self.partitions)) or "none"
+        group = self._workforce.job.group
+        return f"<Consumer {self.member_id!r} of group {group!r}: {self.state}, partitions {owned}>"
 
     def __enter__(self) -> Consumer:
         return self.start()
@@ -180,6 +185,9 @@ class Subscription:
     @property
     def tally(self) -> Tally:
         return self._workforce.tally()
+
+    def __repr__(self) -> str:
+        return f"<Subscription {'ended' if self._done.is_set() else 'running'}, positions {self.positions}>"
 
     def __enter__(self) -> Subscription:
         return self

@@ -55,6 +55,9 @@ class GroupHandle:
         retried = f"{registry.keys.base}dead-letters"
         self.dead_letters = DeadLetters(log, registry.store, retried, registry.group_name, clock)
 
+    def __repr__(self) -> str:
+        return f"<Group {self.name!r} of queue {self._log.identity.name!r}>"
+
     def create(self, at: Places = "earliest", assignor: str | None = None) -> dict[int, int]:
         """Make the group with these checkpoints, before anybody consumes; refused if it is there. Nothing joins it."""
         if self.registry.find_group() is not None:

@@ -126,6 +126,14 @@ class Receipt:
         partitions, offsets = self.parcel.wait(timeout)
         return int(partitions[self.row]), int(offsets[self.row])
 
+    def __repr__(self) -> str:
+        if not self.done():
+            return "<Receipt: not stored yet>"
+        if self.parcel.error is not None:
+            return f"<Receipt: failed, {self.parcel.error}>"
+        partition, offset = self.result()
+        return f"<Receipt: stored in partition {partition} at offset {offset}>"
+
 
 class SentParcel(Parcel):
     """Messages sent one by one. Extras are kept aside, by the message's number in the parcel."""

@@ -46,6 +46,12 @@ class BatchReceipt:
             return np.empty(0, np.int32), np.empty(0, np.int64)
         return np.concatenate([p for p, _ in found]), np.concatenate([o for _, o in found])
 
+    def __repr__(self) -> str:
+        rows = sum(parcel.rows for parcel in self._parcels)
+        if any(parcel.error is not None for parcel in self._parcels):
+            return f"<BatchReceipt of {rows} messages: failed>"
+        return f"<BatchReceipt of {rows} messages: {'stored' if self.done() else 'not stored yet'}>"
+
 
 class Producer:
     """Sends messages to one queue. Safe to use from several threads; not across ``fork``.
@@ -66,6 +72,7 @@ class Producer:
     ) -> None:
         self.id = os.urandom(8).hex()
         self._partitions = log.identity.partitions
+        self._queue = log.identity.name
         self._settings = settings
         self._clock = clock
         packer = Packer(partitioner, self._partitions, bytes.fromhex(self.id))
@@ -153,6 +160,9 @@ class Producer:
         self._outbox.end()
         if self._outbox.failure is not None:
             raise self._outbox.failure
+
+    def __repr__(self) -> str:
+        return f"<Producer of queue {self._queue!r}: {self.stored} messages stored{', closed' if self._closed else ''}>"
 
     def __enter__(self) -> Producer:
         return self

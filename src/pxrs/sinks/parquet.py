@@ -61,6 +61,10 @@ class ParquetSink(StagedSink):
         self._lock = threading.Lock()
         self._types: dict[str, str] | None = None
 
+    def __repr__(self) -> str:
+        by = f", partition_by={self._partition_by!r}" if self._partition_by else ""
+        return f"ParquetSink({self.target!r}{by})"
+
     def _write(self, batch: Batch, output: Any, data: str) -> None:
         self._check_columns(output.column_names if isinstance(output, pa.Table) else output.columns)
         make_directories(self.target)

@@ -74,6 +74,9 @@ class QueueSink(StagedSink):
         self._lock = threading.Lock()
         self._untouched: set[str] = set()
 
+    def __repr__(self) -> str:
+        return f"QueueSink({self._queue!r})"
+
     def _write(self, batch: Batch, output: Any, data: str) -> None:
         os.mkdir(data)
         path = os.path.join(data, f"part-{batch.name}-00000.arrow")

@@ -151,7 +151,9 @@ class Pipeline:
 
     @property
     def state(self) -> str:
-        """registering, waiting (it owns nothing yet), running, stopping, stopped or fenced."""
+        """registering, waiting (it owns nothing yet), running, troubled (no answer from the registry), stopping,
+        stopped or fenced.
+        """
         return self._life.state or ("running" if self.partitions else "waiting")
 
     @property
@@ -175,6 +177,10 @@ class Pipeline:
         if isinstance(self._life, Backfill):
             return Meter(self._queue.log, GROUP, self._clock)
         return self._life.meter
+
+    def __repr__(self) -> str:
+        owned = ", ".join(map(str, self.partitions)) or "none"
+        return f"<Pipeline of group {self._group.name!r}: {self.state}, partitions {owned}>"
 
     def __enter__(self) -> Pipeline:
         return self.start()
