@@ -6,9 +6,11 @@ import errno
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 
 from pxrs.errors import NotFound, Unavailable
+from pxrs.exits import Stage, at_exit
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,9 @@ class PollingWatcher:
         first = _entries(path)
         stop = threading.Event()
         arguments = (path, notify, stop, None if reads else first)
-        threading.Thread(target=self._run, args=arguments, name="pxrs-polling", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=arguments, name="pxrs-polling", daemon=True)
+        _threads[thread] = stop
+        thread.start()
         return stop.set
 
     def _run(self, path: str, notify: Notify, stop: threading.Event, seen: frozenset[object] | None) -> None:
@@ -54,6 +58,17 @@ class PollingWatcher:
             if now != seen:
                 seen = now
                 call(notify)
+
+
+_threads: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+
+
+@at_exit(Stage.LOOPS)
+def _end() -> list[threading.Thread]:
+    threads = dict(_threads)
+    for stop in threads.values():
+        stop.set()
+    return list(threads)
 
 
 def _entries(path: str) -> frozenset[object]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import threading
+import weakref
 from collections.abc import Callable
 
+from pxrs.exits import Stage, at_exit
 from pxrs.stores.lockfiles_life import Life, is_dead, my_life
 
 
@@ -20,6 +22,8 @@ class Deaths:
         self._watched: dict[int, Life] = {}
         self._wake: tuple[int, int] | None = None
         self._closed = False
+        self._thread: threading.Thread | None = None
+        _all.add(self)
 
     def know(self, life: Life) -> None:
         """Remember a process that is alive; once ``listen`` was called, its end is told."""
@@ -33,16 +37,24 @@ class Deaths:
         with self._lock:
             if self._wake is None and not self._closed and hasattr(os, "pidfd_open"):
                 self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                threading.Thread(target=self._run, args=(self._wake[0],), name="pxrs-deaths", daemon=True).start()
+                arguments = (self._wake[0],)
+                self._thread = threading.Thread(target=self._run, args=arguments, name="pxrs-deaths", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._stir()
 
+    def end(self) -> list[threading.Thread]:
+        """Close, and return the thread that ends by this, if there is one."""
+        self.close()
+        return [] if self._thread is None else [self._thread]
+
     def after_fork(self) -> None:
         """In a forked child: the thread is not here, and the descriptors are the parent's."""
         self._lock = threading.Lock()
+        self._thread = None
         self._known.clear()
         self._close_descriptors()
 
@@ -97,6 +109,14 @@ class Deaths:
         for fd in (*self._watched, *(self._wake or ())):
             os.close(fd)
         self._watched, self._wake = {}, None
+
+
+_all: weakref.WeakSet[Deaths] = weakref.WeakSet()
+
+
+@at_exit(Stage.LOOPS)
+def _end() -> list[threading.Thread]:
+    return [thread for deaths in list(_all) for thread in deaths.end()]
 
 
 def _can_be_watched(life: Life) -> bool:
