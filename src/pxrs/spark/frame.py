@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log
 from pxrs.model import Range
+from pxrs.spark.classic import check_session
 from pxrs.spark.columns import check_columns, schema_of
 from pxrs.spark.plan import Plan, Ranges, Slice, check_ranges, plan_of
 from pxrs.spark.reading import MapArrow, Reading, Stored, TaskReader, batches_of, joined, read_tasks, results
@@ -42,6 +43,7 @@ def frame(
     the DataFrame. ``schema`` says what that is; left out, the function is asked with an empty batch. A partition is
     read by one task; ``tasks`` limits how many there are (default: as many as run at once).
     """
+    check_session(spark, "frame")
     log = log_of(queue)
     names = check_columns(columns)
     output = output_schema(names, map_arrow, schema)

@@ -9,6 +9,7 @@ checkpoints. There is no second checkpoint beside the registry.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from pxrs.clock import SystemClock
 from pxrs.errors import BadSetting, Closed, HandlerFailed, PxrsError, Unavailable
+from pxrs.exits import Stage, at_exit
 from pxrs.model import Owner
 from pxrs.runtime.backfill import GROUP, Backfill, Deferred
 from pxrs.runtime.batching import Assembly, BatchLoop
@@ -29,6 +31,7 @@ from pxrs.runtime.shares import Shares
 from pxrs.runtime.sink import Sink, bind, check_sink
 from pxrs.runtime.tally import Tally
 from pxrs.settings import Settings
+from pxrs.spark.classic import check_session
 from pxrs.spark.progress import live_line
 from pxrs.spark.runner import Process, Runner, about
 
@@ -40,6 +43,7 @@ RECENT = 100
 """How many batches ``recent`` remembers."""
 LOOK_SECONDS = 0.2
 """How often a pipeline that runs until the end looks whether the others have reached it."""
+STOP = "stop the pipeline first (pipeline.stop()), then call spark.stop()"
 LAST_SECONDS = 10.0
 """How long a batch that nobody waits for any more may take to notice it."""
 
@@ -74,6 +78,7 @@ class Pipeline:
     ) -> None:
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
         """The last batches, as ``report("batch", facts)`` has told them."""
+        check_session(spark, "Pipeline")
         check_sink(sink)
         self._queue = queue
         self._settings = settings or queue.settings
@@ -95,6 +100,7 @@ class Pipeline:
         self._parts = self._assembly(sink, start)
         self._loop = BatchLoop(self._parts)
         self._thread = threading.Thread(target=self._run, name=f"pxrs-batches-{self._group.name}", daemon=True)
+        _all.add(self)
 
     # ---- what users call -----------------------------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class Pipeline:
             start_at=lambda partition: start_of(self._group, start, partition),
             dead_letters=self._group.dead_letters,
             stop=life.request_stop,
-            fail=life.fail,
+            fail=self._fail,
             report=life.report,
             max_partitions=self._queue.store.max_atomic,
             ends=life.ends if isinstance(life, Backfill) else None,
@@ -272,10 +278,26 @@ class Pipeline:
         try:
             self._runner.warm_up()
         except Exception as error:
-            self._life.fail(HandlerFailed(f"Spark cannot run anything: {error}"))
+            self._fail(HandlerFailed(f"Spark cannot run anything: {error}"))
         if self._life.stopping:  # failed, or told to stop before it began: there is nothing to leave
             self._life.stop(own_threads=[self._thread])
         return not self._life.stopping
+
+    def _fail(self, error: PxrsError) -> None:
+        """The work cannot go on. Where Spark is gone that is the reason, whatever it said in pages of Java."""
+        if self._runner.is_gone():
+            told = HandlerFailed(
+                f"Spark was stopped under the pipeline of group {self._group.name!r}, or has died: {STOP}"
+            )
+            told.__cause__ = error
+            error = told
+        self._life.fail(error)
+
+    def end_with_process(self) -> list[threading.Thread]:
+        """Take no more batches; returns the thread that ends by this."""
+        if isinstance(self._life, Backfill):  # a membership is told by its own hook
+            self._life.kill()
+        return [self._thread]
 
     def _finish_backfill(self, life: Backfill) -> None:
         try:
@@ -298,6 +320,14 @@ class Pipeline:
     def _remember(self, kind: str, facts: Mapping[str, Any]) -> None:
         if kind == "batch":
             self.recent.append(facts)
+
+
+_all: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+
+@at_exit(Stage.THREADS)
+def _end_threads() -> list[threading.Thread]:
+    return [thread for pipeline in list(_all) for thread in pipeline.end_with_process()]
 
 
 def _each(places: Places, partitions: Iterable[int]) -> dict[int, Place]:

@@ -124,8 +124,10 @@ class Runner:
 
     def is_fatal(self, error: BaseException) -> bool:
         """Whether Spark itself is gone: then no batch can run, and no message is to blame."""
-        if isinstance(error, Py4JNetworkError | ConnectionError):
-            return True
+        return isinstance(error, Py4JNetworkError | ConnectionError) or self.is_gone()
+
+    def is_gone(self) -> bool:
+        """Whether the session was stopped, or its JVM has ended."""
         try:
             return bool(self._spark.sparkContext._jsc.sc().isStopped())
         except Exception:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pxrs.spark.formats import needs_registering, register
 from pxrs.spark.home import quick_home
 from pxrs.spark.java import find_java
+from pxrs.spark.starting import Interrupted, start_of_spark
 from pxrs.spark.streaming_state import watch_for_state
 
 logger = logging.getLogger(__name__)
@@ -39,19 +40,26 @@ def session(
     Finds Java (``JAVA_HOME``, the path, or the runtime that pxrs[spark] brings), starts workers with this Python, and
     sets what suits one machine: ``local[*]``, a heap of ``memory``, no web page unless ``ui``, times in UTC, errors
     only on the terminal. ``config`` holds more of Spark's settings. What spark-submit or spark-defaults.conf say goes
-    before the defaults here, and after what is asked for in the call.
+    before the defaults here, and after what is asked for in the call. Ctrl-C while Spark starts stops it as soon as it
+    runs, and raises KeyboardInterrupt; the second one at once.
     """
     asked = _asked(master, ui, memory, config or {})
     if SparkContext._active_spark_context is not None:
         return _running(asked)
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, sys.executable)
-    settings = _settings(name, asked, _preset())
-    with _launching(settings):
+    try:
+        return _started(_settings(name, asked, _preset()))
+    except Interrupted as stop:  # raised here, so that its stack is the caller's line and this one
+        raise KeyboardInterrupt(str(stop)) from None
+
+
+def _started(settings: Mapping[str, str]) -> SparkSession:
+    with start_of_spark(), _launching(settings):
         spark: SparkSession = SparkSession.builder.config(map={**settings}).getOrCreate()
-    watch_for_state(spark)
-    if needs_registering(spark):
-        register(spark)
+        watch_for_state(spark)
+        if needs_registering(spark):
+            register(spark)
     return spark
 
 
