@@ -142,8 +142,8 @@ def test_every_store_is_in_the_table_of_drivers() -> None:
 
 
 def test_the_contracts_name_the_whole_vocabulary() -> None:
-    """A module beside the rooms is vocabulary, except the table of drivers, and the signals between threads."""
-    others = {"pxrs.__init__", "pxrs.__main__", "pxrs.plugins", "pxrs.latch"}
+    """A module beside the rooms is vocabulary, except the table of drivers, the signals between threads, and the end of a process."""
+    others = {"pxrs.__init__", "pxrs.__main__", "pxrs.plugins", "pxrs.latch", "pxrs.exits"}
     alone = {f"pxrs.{path.stem}" for path in SOURCE.glob("*.py")} - others
     assert alone == modules_in("light-vocabulary", "source_modules")
 

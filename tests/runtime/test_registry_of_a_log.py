@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import logging
 import os
 import subprocess
@@ -461,13 +462,13 @@ def test_a_damaged_queue_json_names_the_file_and_the_way_out(tmp_path: Path, log
 def test_a_damaged_registry_db_names_the_file_and_the_way_out(tmp_path: Path, log: str) -> None:
     with pxrs.open(log, partitions=1) as queue:
         consume(queue)
-    for beside in ("-wal", "-shm"):
-        (tmp_path / "orders" / f"registry.db{beside}").unlink(missing_ok=True)
-    (tmp_path / "orders" / "registry.db").write_bytes(b"no database" * 1_000)
+    copy = tmp_path / "copy"  # a thread that is just closing its connection would mend the file itself
+    shutil.copytree(tmp_path / "orders", copy, ignore=shutil.ignore_patterns("registry.db*"))
+    (copy / "registry.db").write_bytes(b"no database" * 1_000)
     with pytest.raises(Damaged, match=r"registry\.db is no database of ours.*pxrs registry adopt"):
-        pxrs.open(log)
-    (tmp_path / "orders" / "registry.db").unlink()
-    with pxrs.open(log) as queue:
+        pxrs.open(f"file:{copy}")
+    (copy / "registry.db").unlink()
+    with pxrs.open(f"file:{copy}") as queue:
         queue.adopt_registry()
         consume(queue)
 

@@ -91,7 +91,7 @@ def test_it_waits_for_the_partitions_of_other_members(queue: pxrs.Queue, monkeyp
 
 def test_paused_partitions_do_not_count_and_are_named(queue: pxrs.Queue, caplog: pytest.LogCaptureFixture) -> None:
     consumer = queue.consumer("g", lambda _: None)
-    queue.group("g").pause([1, 2])
+    queue.make_group("g").pause([1, 2])
     consumer.run(until_end=True)
     lines = queue.group("g").describe()
     assert [line.lag for line in lines if not line.paused] == [0, 0] and lag(queue) > 0
@@ -133,13 +133,13 @@ def test_a_partition_whose_log_cannot_be_read_is_named_with_the_reason(
 
 def test_a_checkpoint_ahead_of_the_log_is_refused_before_the_start(queue: pxrs.Queue) -> None:
     consumer = queue.consumer("g", lambda _: None)
-    queue.group("g").registry.seek({2: 5_000}, {})
+    queue.make_group("g").registry.seek({2: 5_000}, {})
     with pytest.raises(BeyondEnd):
         consumer.run(until_end=True)
 
 
 def test_an_end_that_was_not_committed_is_not_passed_over(queue: pxrs.Queue) -> None:
-    queue.consumer("g", lambda _: None)
+    queue.make_group("g")
     with pytest.raises(Unavailable, match=r"partitions 0-3 were taken away .* run it again"):
         FinishLine(queue.group("g"), SystemClock()).confirm()
 

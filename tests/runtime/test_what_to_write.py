@@ -52,8 +52,7 @@ def test_a_key_or_a_header_that_is_no_bytes_says_what_to_write(queue: pxrs.Queue
 
 
 def test_seek_takes_one_word_or_time_for_all_partitions(queue: pxrs.Queue) -> None:
-    group = queue.group("billing")
-    queue.consumer("billing", print)
+    group = queue.make_group("billing")
     assert group.seek("latest") == queue.ends()
     assert group.seek("earliest") == dict.fromkeys(range(4), 0)
     assert group.seek(datetime(2020, 1, 1, tzinfo=UTC)) == dict.fromkeys(range(4), 0)
