@@ -38,7 +38,8 @@ _SORTS = {
 
 
 class _Connection(psycopg.Connection[TupleRow]):
-    """psycopg waits for an answer for ever; this one gives up. The connection is then good for nothing."""
+    """psycopg waits for an answer for ever; this one gives up. The connection is then good for nothing, so it is
+    closed: an answer that comes later would be taken for that to the next question."""
 
     seconds: float = 5.0
     _look: select.poll | None = None
@@ -52,7 +53,12 @@ class _Connection(psycopg.Connection[TupleRow]):
         return not self._look.poll(0)
 
     def wait(self, gen: PQGen[Any], interval: float = _LOOK_SECONDS, timeout: float | None = None) -> Any:
-        return super().wait(gen, interval, self.seconds if timeout is None else timeout)
+        try:
+            return super().wait(gen, interval, self.seconds if timeout is None else timeout)
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None:  # the server has not answered: whatever is asked next must fail as lost, too
+                self.close()
+            raise
 
 
 class PostgresDriver(Driver):
