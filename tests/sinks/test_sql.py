@@ -17,8 +17,9 @@ from sqlalchemy.schema import CreateTable
 
 import pxrs.sinks
 from pxrs.clients.sql import driver_for
-from pxrs.errors import BadSetting, BadUrl, Fenced, HandlerFailed, NotFound, Refused, Unavailable, WentBack
+from pxrs.errors import BadSetting, BadUrl, Fenced, HandlerFailed, NotFound, Refused, Unavailable
 from pxrs.model import Batch, Grant, Owner, Range
+from pxrs.runtime.sink import Overtaken
 from pxrs.sinks import SqlSink
 from pxrs.sinks.base import Note
 from pxrs.sinks.sql_columns import _sql_type
@@ -255,11 +256,15 @@ def test_b77_a_late_owner_writes_nothing_aside(place: SqlPlace) -> None:
     assert place.values() == ["1-0", "1-1", "1-2"]
 
 
-def test_a_claim_below_the_guard_is_told_apart(place: SqlPlace) -> None:
+def test_a_claim_below_the_guard_is_overtaken_and_says_what_to_do_if_the_registry_was_restored(
+    place: SqlPlace,
+) -> None:
     place.make()
     place.sink().recover(QUEUE, LOG, GROUP, claim(7), "")
-    with pytest.raises(WentBack, match=f"delete the rows of group {GROUP!r} from {place.table}_pxrs_guard"):
+    with pytest.raises(Overtaken, match="has seen epoch 7 of partition 0, and not only 2") as told:
         place.sink().recover(QUEUE, LOG, GROUP, claim(2), "")
+    assert "delete the rows" not in str(told.value), "as a rule it is a hand-over"
+    assert f"delete the rows of group {GROUP!r} from {place.table}_pxrs_guard" in str(told.value.as_went_back())
 
 
 def test_notes_of_other_tables_and_databases(place: SqlPlace) -> None:

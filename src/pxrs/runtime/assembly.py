@@ -12,9 +12,9 @@ from pxrs.errors import PxrsError
 from pxrs.logs.base import Log
 from pxrs.model import Batch, Owner
 from pxrs.runtime.job import DeadLetterBox
-from pxrs.runtime.publishing import Submit
+from pxrs.runtime.publishing import Claim, Submit, recover_claimed
 from pxrs.runtime.report import Report
-from pxrs.runtime.shares import Shares
+from pxrs.runtime.shares import Share, Shares
 from pxrs.runtime.sink import Sink
 from pxrs.settings import Settings
 
@@ -52,6 +52,17 @@ class Assembly:
     idle_seconds: float | None = None
     """How long an idle loop sleeps at most before it asks ``is_over`` again."""
     pause: threading.Event = field(default_factory=threading.Event)
+
+    def recover(self, share: Share) -> int:
+        """Let the sink finish what the last owner of a partition left half published; returns where it begins."""
+
+        def start() -> int:
+            return self.start_at(share.grant.partition) if share.position is None else share.position
+
+        if self.sink is not None:
+            claim = Claim(self.log.identity, self.group, share.grant, share.note, start)
+            recover_claimed(self.sink, self.submit, claim)
+        return start()
 
 
 def batch_facts(batch: Batch, outcome: str, began: float, executed: float, now: float) -> dict[str, Any]:

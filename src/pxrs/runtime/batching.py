@@ -100,12 +100,11 @@ class BatchLoop:
     def _begin(self, share: Share) -> None:
         """A new partition: finish what its last owner left half published, then find the start."""
         a, number = self._a, share.grant.partition
-        identity = a.log.identity
         try:
-            if a.sink is not None:
-                a.sink.recover(identity.name, identity.id, a.group, share.grant, share.note)
-            chosen = a.start_at(number) if share.position is None else share.position
+            chosen = a.recover(share)
             position, _ = place_in_log(a.log, a.settings, number, chosen)
+        except Fenced:  # it has gone to another member, while others of this one were begun
+            return
         except Exception as error:
             self._park(number, error)
             return

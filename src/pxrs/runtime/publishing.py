@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pxrs.errors import Closed, Conflict, Fenced, PxrsError, Unavailable, Unknown
+from pxrs.logs.base import LogIdentity
 from pxrs.model import Batch, Grant
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
-from pxrs.runtime.sink import Join, Sink, joining
+from pxrs.runtime.sink import Join, Overtaken, Sink, joining
 
 Submit = Callable[[Mapping[Grant, int], str | None, bool, Join | None], Future[Changed]]
 
@@ -111,3 +112,31 @@ def store_start(submit: Submit, grant: Grant, position: int) -> PxrsError | None
     except (Fenced, Conflict, Unknown, Unavailable) as error:
         return error
     return result if isinstance(result, PxrsError) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A partition that was just claimed: ``note`` is what its row remembers, ``start`` says where it begins."""
+
+    log: LogIdentity
+    group: str
+    grant: Grant
+    note: str
+    start: Callable[[], int]
+
+
+def recover_claimed(sink: Sink, submit: Submit, claim: Claim) -> None:
+    """Let the sink take over what was claimed. If it has seen a later claim, the registry says what that means.
+
+    Raises Fenced if the partition has another owner by now: that is how a hand-over looks to the earlier one, and
+    nothing to tell anybody. Raises WentBack, with the sink's advice, if the registry knows no later claim.
+    """
+    try:
+        sink.recover(claim.log.name, claim.log.id, claim.group, claim.grant, claim.note)
+    except Overtaken as error:
+        trouble = store_start(submit, claim.grant, claim.start())
+        if isinstance(trouble, Fenced):
+            raise trouble from error
+        if trouble is not None:
+            raise Unavailable(f"whether {error} is right cannot be asked: {trouble}") from error
+        raise error.as_went_back() from error

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from pxrs.errors import BadSetting
+from pxrs.errors import BadSetting, Fenced, WentBack
 from pxrs.model import Batch, Grant
 from pxrs.stores.base import Store
 
@@ -20,6 +20,22 @@ def check_sink(sink: object) -> None:
     """Refuse what could not take output: the path of a directory, as a rule."""
     if sink is not None and not isinstance(sink, Sink):
         raise BadSetting(f"sink = {sink!r}: must be a sink, as pxrs.sinks.ParquetSink({sink!r}) is")
+
+
+class Overtaken(Fenced):
+    """Raised by ``recover``: the sink has seen a later claim of this partition than the one it is told of.
+
+    As a rule the partition has gone to another owner meanwhile, and its claim came first. If the registry knows no
+    later claim, it was wiped or restored: ``advice`` says what to do about the sink then.
+    """
+
+    def __init__(self, text: str, advice: str) -> None:
+        super().__init__(text)
+        self._advice = advice
+
+    def as_went_back(self) -> WentBack:
+        """The error for a claim that is still the latest one in the registry."""
+        return WentBack(f"{self}; the registry knows no later claim: it was wiped or restored. {self._advice}")
 
 
 @runtime_checkable
@@ -40,7 +56,10 @@ class Sink(Protocol):
         """Remove what was staged for a batch that failed or was refused. Harmless if nothing was."""
 
     def recover(self, queue: str, log: str, group: str, grant: Grant, note: str) -> None:
-        """A partition was claimed: publish what its note names, and clear away what earlier owners left unfinished."""
+        """A partition was claimed: publish what its note names, and clear away what earlier owners left unfinished.
+
+        Raises Overtaken if a later claim of the partition has come by already.
+        """
 
 
 class Transaction(Protocol):

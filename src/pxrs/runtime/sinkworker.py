@@ -15,7 +15,7 @@ from pxrs.model import Batch, Grant, Range
 from pxrs.runtime.delivery import Parcel
 from pxrs.runtime.gist import error_text
 from pxrs.runtime.job import Job
-from pxrs.runtime.publishing import commit_ends, discard_quietly
+from pxrs.runtime.publishing import Claim, commit_ends, discard_quietly, recover_claimed
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.worker import Worker
 
@@ -66,10 +66,18 @@ class SinkWorker(Worker):
         super().lose()
 
     def _begin(self) -> None:
-        identity = self._job.log.identity
-        self._sink.recover(identity.name, identity.id, self._job.group, self.grant, self._note)
+        job = self._job
+        claim = Claim(job.log.identity, job.group, self.grant, self._note, self._start)
+        try:
+            recover_claimed(self._sink, self._submit, claim)
+        except Fenced:  # it has gone to another member before this one could begin
+            self._halt = self._lost = True
+            return
         super()._begin()
         self._stored = self.position
+
+    def _start(self) -> int:
+        return self._job.start_at(self.grant.partition) if self._checkpoint is None else self._checkpoint
 
     def _loop(self) -> None:
         while not self._halt:

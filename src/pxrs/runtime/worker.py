@@ -199,6 +199,8 @@ class Worker:
             return None
         if not self._begun:
             self._begin()
+        if not self._begun:  # it is another member's already
+            return None
         assert self.position is not None
         try:
             read = self._job.log.read_rows if self._job.deliver == "message" else self._job.log.read

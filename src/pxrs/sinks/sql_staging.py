@@ -33,8 +33,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.mysql import LONGBLOB, VARCHAR
 
-from pxrs.errors import Damaged, Fenced, NewerFormat, WentBack
+from pxrs.errors import Damaged, Fenced, NewerFormat
 from pxrs.model import Batch, Grant
+from pxrs.runtime.sink import Overtaken
 
 FORMAT = "1"
 _LONGEST_NAME = 40
@@ -114,10 +115,8 @@ class SqlStaging:
         try:
             self._raise(connection, log, group, {grant.partition: grant.epoch})
         except Fenced as error:
-            raise WentBack(
-                f"{error}, and this is a new claim: another owner came in between; or the registry was wiped or "
-                f"restored. If that was on purpose, delete the rows of group {group!r} from {self.guard.fullname}"
-            ) from error
+            advice = f"If that was on purpose, delete the rows of group {group!r} from {self.guard.fullname}"
+            raise Overtaken(str(error), advice) from error
 
     def _raise(self, connection: Connection, log: str, group: str, mine: Mapping[int, int]) -> None:
         c = self.guard.c

@@ -17,7 +17,7 @@ from pxrs.errors import PxrsError, Refused, Unexpected, Unknown
 from pxrs.model import Batch, Grant
 from pxrs.runtime.publishing import Outcome, commit_batch
 from pxrs.runtime.registry import Changed, Registry
-from pxrs.runtime.sink import Join, Sink
+from pxrs.runtime.sink import Join, Overtaken, Sink
 from pxrs.spark.sidefile import Mark, Sheet, SideFiles
 from pxrs.spark.streaming_offsets import Planned
 
@@ -56,8 +56,13 @@ class Fencing:
         rows = registry.read_partitions(sorted(grant.partition for grant in grants)) if grants else {}
         for grant in sorted(grants):
             row = rows[grant.partition].row
-            if row.epoch == grant.epoch:  # else it is lost already, and no longer ours to finish
+            if row.epoch != grant.epoch:  # it is lost already, and no longer ours to finish
+                continue
+            try:
                 self._sink.recover(batch.queue, batch.log, batch.group, grant, row.note)
+            except Overtaken as error:  # has it been lost since, or is the sink ahead of the registry?
+                if registry.read_partitions([grant.partition])[grant.partition].row.epoch == grant.epoch:
+                    raise error.as_went_back() from error
         self._recovered |= grants
 
     def _commit(self, registry: Registry, batch: Batch, output: Any, planned: Planned) -> None:
