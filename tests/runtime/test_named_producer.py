@@ -113,7 +113,7 @@ def test_the_same_number_with_other_rows_is_refused(place: str) -> None:
     with pxrs.open(place) as queue:
         producer = queue.named_producer("ingest")
         producer.send_batch(batch(0), sequence=0)
-        with pytest.raises(Refused, match=r"'ingest' sent batch 0 with \d+ messages before, and with \d+ now"):
+        with pytest.raises(Refused, match=r"'ingest' has sent sequence 0 .* \(40 then, 80 now\)"):
             producer.send_batch(pa.concat_tables([batch(0), batch(0)]), sequence=0)
         assert stored(queue) == sorted(batch(0)["value"].to_pylist())
 
@@ -125,13 +125,58 @@ def test_what_is_refused_in_one_partition_is_stored_in_none(place: str) -> None:
     with pxrs.open(place) as queue:
         producer = queue.named_producer("ingest")
         producer.send_batch(rows(1), sequence=0)
-        with pytest.raises(Refused, match="partition 1: producer 'ingest' sent batch 0"):
+        with pytest.raises(Refused, match=r"'ingest' has sent sequence 0 .* \(1 then, 4 now\)"):
             producer.send_batch(rows(0, 1, 1, 2), sequence=0)
         producer.send_batch(rows(3), sequence=1)
     with pxrs.open(place) as queue:
         assert queue.ends() == {0: 0, 1: 1, 2: 0, 3: 1}
         queue.named_producer("ingest").send_batch(rows(0, 2), sequence=2)
         assert queue.ends() == {0: 1, 1: 1, 2: 1, 3: 1}, "nothing came to light that had been refused"
+
+
+def one(key: str, value: str = "v", **more: object) -> pa.Table:
+    return pa.table({"key": [key], "value": [value], **more})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        one("a", "w"), one("b"), one("c"), one("d"), one("e"), one("", "av"), one("a", tenant=["t"]),
+        pa.concat_tables([one("a"), one("a")]), one("a", partition=[3]),
+    ],
+)  # fmt: skip
+def test_other_rows_under_a_used_number_are_refused_whatever_partition_they_go_to(place: str, other: pa.Table) -> None:
+    with pxrs.open(place) as queue:
+        queue.named_producer("ingest").send_batch(one("a"), sequence=0)
+    with pxrs.open(place) as queue:
+        producer = queue.named_producer("ingest")
+        with pytest.raises(Refused, match=r"'ingest' has sent sequence 0 with other rows .* next number"):
+            producer.send_batch(other, sequence=0)
+        assert stored(queue) == [b"v"]
+        producer.send_batch(one("a").combine_chunks(), sequence=0)
+        assert stored(queue) == [b"v"], "the same rows are the same, and stored once"
+
+
+def test_a_large_batch_with_one_other_value_is_refused_before_its_first_part(place: str) -> None:
+    rows = 40_000
+    with pxrs.open(place) as queue:
+        producer = queue.named_producer("ingest")
+        producer.send_batch(batch(0, rows), sequence=0)
+        changed = pa.concat_tables([batch(0, rows).slice(0, rows - 1), one("last").cast(batch(0).schema)])
+        with pytest.raises(Refused, match=r"\(40000 then, 40000 now\)"):
+            producer.send_batch(changed, sequence=0)
+        assert sum(queue.ends().values()) == rows
+
+
+def test_a_batch_that_the_last_version_has_stored_is_known_by_its_number_alone(place: str) -> None:
+    """Its stamp says nothing of its content."""
+    with pxrs.open(place) as queue:
+        producer = queue.named_producer("ingest")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pxrs.runtime.named.content_of", lambda _: "")
+            producer.send_batch(one("a"), sequence=0)
+        producer.send_batch(one("a"), sequence=0)
+        assert stored(queue) == [b"v"]
 
 
 @pytest.mark.parametrize("sequence", [-1, 1.5, None, True, 1 << 40])

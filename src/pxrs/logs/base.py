@@ -94,10 +94,26 @@ class OwnRegistry(NamedTuple):
 
 class Stamp(NamedTuple):
     """Who appends a batch: makes a retry of the same batch recognisable. ``sequence`` counts a producer's batches
-    to one partition, from 0."""
+    to one partition, from 0. Two stamps are equal if they name the same producer and sequence.
+
+    ``since``: the batch does not stand before this offset, as far as its sender knows. A log that has forgotten stamps
+    behind it then stores nothing and raises Conflict: read on from there, and say how far you have looked.
+    ``content``: ROWS/CHECKSUM of what is sent under this number. Another content under the same stamp is refused.
+    """
 
     producer: str
     sequence: int
+    since: int | None = None
+    content: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stamp) and self[:2] == other[:2]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
 
 
 class Rows(NamedTuple):
@@ -187,8 +203,11 @@ class Log(ABC):
         """Append one batch (``ENTRY_SCHEMA``) to each of these partitions; returns the first offset given in each.
 
         Durable when it returns. A batch whose stamp was appended before is not stored again: its old offset
-        is returned (a log of files refuses one with another number of rows). Raises Damaged or Unavailable; then
-        a later retry with the same stamps is safe.
+        is returned. One with another content is refused (by a log of files also one with another number of rows); so
+        it is where a stamp is given for a partition that gets no batch.
+        Raises Damaged or Unavailable; then a later retry with the same stamps is safe. Raises Conflict if a stamp says
+        ``since``, and the log cannot tell any more whether the batch stands behind that; what went to other partitions
+        may be stored then.
         """
 
     def append_rows(self, rows: Mapping[int, Rows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:

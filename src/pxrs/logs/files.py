@@ -96,6 +96,9 @@ class FileLog(Log):
     def _store(self, batches: Mapping[int, Entries], stamps: Mapping[int, Stamp]) -> dict[int, int]:
         writers = {number: self._partition(number)[1] for number in sorted(batches)}
         firsts: dict[int, int] = {}
+        for number, stamp in stamps.items():
+            if stamp.content and number not in batches:
+                self._partition(number)[0].check_stamp(stamp)
         try:
             with ExitStack() as locks:
                 for writer in writers.values():  # in sorted order: two processes never wait for each other

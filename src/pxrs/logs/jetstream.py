@@ -120,7 +120,8 @@ class JetStreamLog(Log):
         with self._lock:
             if number not in self._writers:
                 back, compression = look_back(self.identity.partitions), self._place.settings.compression
-                self._writers[number] = PartitionWriter(self._stream, number, back, compression)
+                name = self.identity.name
+                self._writers[number] = PartitionWriter(self._stream, name, number, back, compression)
             return self._writers[number]
 
     # --- writing
@@ -128,7 +129,7 @@ class JetStreamLog(Log):
     def append(
         self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None
     ) -> dict[int, int]:
-        for number in batches:
+        for number in batches.keys() | (stamps or {}).keys():
             self._check(number)
         for batch in batches.values():
             check_entries(batch)
@@ -141,6 +142,8 @@ class JetStreamLog(Log):
     async def _append_all(
         self, batches: Mapping[int, pa.RecordBatch], plans: Mapping[int, list[Part]], stamps: Mapping[int, Stamp]
     ) -> dict[int, int]:
+        told = {number: stamp for number, stamp in stamps.items() if stamp.content}
+        await asyncio.gather(*(self._writer(number).check(stamp) for number, stamp in told.items()))
         work = [self._append(n, batches[n], parts, stamps.get(n)) for n, parts in plans.items()]
         answers = await asyncio.gather(*work, return_exceptions=True)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]

@@ -16,7 +16,7 @@ from pxrs.clients.nats import ApiError, status_of
 from pxrs.clock import SystemClock
 from pxrs.errors import Unavailable
 from pxrs.logs.jetstream_names import message_id
-from pxrs.logs.jetstream_stream import ABOUT, READY_SECONDS, Stream
+from pxrs.logs.jetstream_stream import ABOUT, CONTENT, READY_SECONDS, Stream
 
 PAGE = 2_000
 _NO_MORE, _NOBODY_ANSWERS = ("404", "408"), "503"
@@ -33,6 +33,7 @@ class Outline(NamedTuple):
     bytes: int
     last_us: int
     id: str | None
+    content: str = ""
 
     @property
     def end(self) -> int:
@@ -78,8 +79,8 @@ async def _late(stream: Stream, partition: int, sequence: int, take: Take) -> No
         sequence = stored.sequence + 1
         if stored.last_us is None:
             continue  # a mark
-        name = message_id(stored.stamp, partition, 0) if stored.stamp else None
-        found = Outline(stored.sequence, stored.base, stored.rows, len(stored.data), stored.last_us, name)
+        name, content = (message_id(stored.stamp, partition, 0), stored.stamp.content) if stored.stamp else (None, "")
+        found = Outline(stored.sequence, stored.base, stored.rows, len(stored.data), stored.last_us, name, content)
         if not take([found]):
             return
 
@@ -142,4 +143,5 @@ def _outline(message: Msg) -> Outline | None:
         return None  # a mark holds no messages
     base, rows, last_us = map(int, words)
     size = int(headers.get("Nats-Msg-Size", "0"))
-    return Outline(message.metadata.sequence.stream, base, rows, size, last_us, headers.get("Nats-Msg-Id"))
+    name, content = headers.get("Nats-Msg-Id"), headers.get(CONTENT, "")
+    return Outline(message.metadata.sequence.stream, base, rows, size, last_us, name, content)

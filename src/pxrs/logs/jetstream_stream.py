@@ -30,6 +30,8 @@ OVERHEAD = 4_096
 """Of the server's largest message: room for headers, generously."""
 ABOUT = "Pxrs-Batch"
 """The header with base, rows and newest time of a batch, for those who look at headers only."""
+CONTENT = "Pxrs-Content"
+"""The header with what a batch holds, if its stamp says so."""
 READY_SECONDS = 5.0
 """In a cluster a new stream or consumer is not known everywhere at once: so long it is asked again."""
 

@@ -20,8 +20,8 @@ from pxrs.errors import Refused, Unavailable, WentBack
 from pxrs.logs.base import Stamp
 from pxrs.logs.jetstream_names import message_id
 from pxrs.logs.jetstream_outlines import Outline, outlines
-from pxrs.logs.jetstream_stream import ABOUT, Duplicate, Stored, Stream, WrongLast, mark
-from pxrs.logs.records import with_offsets
+from pxrs.logs.jetstream_stream import ABOUT, CONTENT, Duplicate, Stored, Stream, WrongLast, mark
+from pxrs.logs.records import refuse_forgotten, refuse_other_content, with_offsets
 from pxrs.logs.segment import encode
 
 LOOK_BACK = 64
@@ -67,6 +67,13 @@ def parts_of(batch: pa.RecordBatch, limit: int, start: int = 0) -> list[Part]:
     return parts_of(batch.slice(0, half), limit, start) + parts_of(batch.slice(half), limit, start + half)
 
 
+class Known(NamedTuple):
+    """A batch that the writer knows by its stamp: where it stands, and what it holds, if it says so."""
+
+    base: int
+    content: str
+
+
 class _Unheard(Exception):
     """Nobody was there to take it: it certainly was not stored."""
 
@@ -74,15 +81,17 @@ class _Unheard(Exception):
 class PartitionWriter:
     """Appends to one partition. Used in the loop only."""
 
-    def __init__(self, stream: Stream, number: int, back: int, compression: str) -> None:
+    def __init__(self, stream: Stream, queue: str, number: int, back: int, compression: str) -> None:
         self._stream = stream
+        self._queue = queue
         self._number = number
         self._compression = compression
         self._back = back
         self._lock = asyncio.Lock()
         self._tail: Tail | None = None
         self._current = False  # whether the tail is believed to be the last message
-        self._stamps: OrderedDict[str, int] = OrderedDict()
+        self._stamps: OrderedDict[str, Known] = OrderedDict()
+        self._known_from = 0  # the stamps of all batches from this offset on are known
 
     async def append(
         self, batch: pa.RecordBatch, parts: Sequence[Part], stamp: Stamp | None, seconds: float
@@ -93,8 +102,8 @@ class PartitionWriter:
         async with self._lock:
             while True:
                 tail = await self._current_tail()
-                if name in self._stamps:
-                    return self._stamps[name], tail
+                if stamp and (known := self._known(stamp, name)) is not None:
+                    return known, tail
                 try:
                     return await self._publish(tail, batch, parts, stamp)
                 except WrongLast:
@@ -103,13 +112,30 @@ class PartitionWriter:
                     pause, why = _LONGER_PAUSE_SECONDS, "no node takes messages for it; nothing was stored"
                 except Duplicate:
                     found = await self._find_in_window(name)
-                    if found is not None:
-                        return found, tail
+                    if stamp and found is not None:
+                        refuse_other_content(self._queue, self._number, stamp, found.content)
+                        return found.base, tail
                     pause = _LONGER_PAUSE_SECONDS
                     why = f"the server knows batch {name!r}, and does not have it: it was deleted, or is on its way"
                 if _CLOCK.monotonic() >= deadline:
                     raise Unavailable(f"{self._where()}: {why}")
                 await asyncio.sleep(random.random() * pause)
+
+    async def check(self, stamp: Stamp) -> None:
+        """Refuse a stamp under which something else is known to be stored."""
+        async with self._lock:
+            await self._current_tail()
+            if known := self._stamps.get(message_id(stamp, self._number, 0)):
+                refuse_other_content(self._queue, self._number, stamp, known.content)
+
+    def _known(self, stamp: Stamp, name: str) -> int | None:
+        """Where a batch stands already. Conflict if it may stand further back than this writer knows."""
+        known = self._stamps.get(name)
+        if known is None:
+            refuse_forgotten(self._queue, self._number, stamp, self._known_from)
+            return None
+        refuse_other_content(self._queue, self._number, stamp, known.content)
+        return known.base
 
     def _where(self) -> str:
         return f"{self._stream.client.address}: stream {self._stream.name}, {self._stream.subject(self._number)}"
@@ -125,10 +151,10 @@ class PartitionWriter:
             raise _Unheard from None
         self._current = True
         if ack.duplicate:
-            return await self._base_of(ack.sequence, batch.num_rows), tail
+            return await self._base_of(ack.sequence, batch.num_rows, stamp), tail
         self._tail = Tail(ack.sequence, tail.end + batch.num_rows)
         if stamp:
-            self._remember(message_id(stamp, self._number, 0), tail.end)
+            self._remember(message_id(stamp, self._number, 0), Known(tail.end, stamp.content))
         return tail.end, self._tail
 
     def _encode(
@@ -142,23 +168,27 @@ class PartitionWriter:
             headers.append({ABOUT: f"{header.base} {header.rows} {header.last_us}"})
             if stamp:
                 headers[-1]["Nats-Msg-Id"] = message_id(stamp, self._number, number)
+                if stamp.content:
+                    headers[-1][CONTENT] = stamp.content
         headers[0]["Nats-Expected-Last-Subject-Sequence"] = str(tail.sequence)
         return messages, headers
 
-    async def _base_of(self, sequence: int, rows: int) -> int:
+    async def _base_of(self, sequence: int, rows: int, stamp: Stamp | None) -> int:
         """The first offset of a batch that the server had already."""
         found = await self._stream.next(self._number, sequence)
         if found is not None and found.sequence == sequence:
+            if stamp and found.stamp:
+                refuse_other_content(self._queue, self._number, stamp, found.stamp.content)
             return found.base
         # It was stored and has been deleted since, and its offset with it. This is the last that it can have had.
         return max(0, (0 if found is None else found.base) - rows)
 
-    async def _find_in_window(self, name: str) -> int | None:
-        """The first offset of a batch that the server knows and that stands further back than what was read."""
-        found: list[int] = []
+    async def _find_in_window(self, name: str) -> Outline | None:
+        """A batch that the server knows and that stands further back than what was read."""
+        found: list[Outline] = []
 
         def take(page: list[Outline]) -> bool:
-            found.extend(outline.base for outline in page if outline.id == name)
+            found.extend(outline for outline in page if outline.id == name)
             return not found
 
         await outlines(self._stream, self._number, await self._stream.window_start(), take)
@@ -179,11 +209,22 @@ class PartitionWriter:
         last = await self._stream.last(self._number)
         if last is None:
             return Tail(0, 0)
-        await self._look_back(last, last.sequence - self._back)
+        await self._look_back(last, last.sequence - self._back, 0)
         return Tail(last.sequence, last.end)
 
-    async def _look_back(self, last: Stored, sequence: int) -> None:
-        await outlines(self._stream, self._number, sequence, self._remember_all)
+    async def _look_back(self, last: Stored, sequence: int, reached: int) -> None:
+        """Take in what stands from a sequence on; ``reached`` is the last one that was taken in before."""
+        found: list[Outline] = []
+
+        def take(page: list[Outline]) -> bool:
+            found.extend(page)
+            return True
+
+        await outlines(self._stream, self._number, sequence, take)
+        if not reached or sequence > reached + 1:  # what stands in between is not known, nor what was deleted
+            whole = (outline.base for outline in found if not outline.is_later_part)
+            self._known_from = next(whole, last.base)
+        self._remember_all(found)
         self._remember_stamps([last])
 
     async def _catch_up(self, tail: Tail) -> Tail:
@@ -199,24 +240,25 @@ class PartitionWriter:
         if last is None:
             return reached  # still empty: a first try that got no answer stored nothing
         if last.sequence > reached.sequence:
-            await self._look_back(last, max(reached.sequence + 1, last.sequence - self._back))
+            sequence = max(reached.sequence + 1, last.sequence - self._back)
+            await self._look_back(last, sequence, reached.sequence)
         return Tail(last.sequence, last.end)
 
-    def _remember_all(self, found: Iterable[Outline]) -> bool:
+    def _remember_all(self, found: Iterable[Outline]) -> None:
         for outline in found:
             if outline.id:
-                self._remember(outline.id, outline.base)
-        return True
+                self._remember(outline.id, Known(outline.base, outline.content))
 
     def _remember_stamps(self, found: Iterable[Stored]) -> None:
         for stored in found:
             if stored.stamp:
-                self._remember(message_id(stored.stamp, self._number, 0), stored.base)
+                self._remember(message_id(stored.stamp, self._number, 0), Known(stored.base, stored.stamp.content))
 
-    def _remember(self, name: str, base: int) -> None:
-        self._stamps[name] = min(base, self._stamps.get(name, base))  # of several parts the first one counts
+    def _remember(self, name: str, known: Known) -> None:
+        self._stamps[name] = min(known, self._stamps.get(name, known))  # of several parts the first one counts
         if len(self._stamps) > _REMEMBERED:
-            self._stamps.popitem(last=False)
+            _, forgotten = self._stamps.popitem(last=False)
+            self._known_from = max(self._known_from, forgotten.base + 1)
 
     # --- trimming
 

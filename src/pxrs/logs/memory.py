@@ -11,7 +11,15 @@ import pyarrow as pa
 
 from pxrs.errors import Closed, NotFound, Refused
 from pxrs.logs.base import DEAD_LETTERS, Chunk, Log, LogIdentity, OwnRegistry, Piece, Stamp, Wish, agree
-from pxrs.logs.records import check_entries, check_partition, first_at, refuse_offset, times, with_offsets
+from pxrs.logs.records import (
+    check_entries,
+    check_partition,
+    first_at,
+    refuse_offset,
+    refuse_other_content,
+    times,
+    with_offsets,
+)
 from pxrs.model import check_name
 from pxrs.plugins import split_url
 from pxrs.settings import Settings
@@ -28,6 +36,7 @@ class _Partition:
         self.start = 0
         self.end = 0
         self.stamps: dict[Stamp, int] = {}
+        self.contents: dict[Stamp, str] = {}
         self.subscribers: dict[object, Callable[[], None]] = {}
 
     def append(self, batch: pa.RecordBatch, stamp: Stamp | None) -> int:
@@ -39,7 +48,7 @@ class _Partition:
         self.bases.append(first)
         self.end = first + batch.num_rows
         if stamp:
-            self.stamps[stamp] = first
+            self.stamps[stamp], self.contents[stamp] = first, stamp.content
         return first
 
     def trim(self, offset: int) -> None:
@@ -110,6 +119,9 @@ class MemoryLog(Log):
         for batch in batches.values():
             check_entries(batch)
         with self._content.lock:
+            for number, stamp in (stamps or {}).items():  # what is refused in one is stored in none
+                stored = self._partition(number).contents.get(stamp, "")
+                refuse_other_content(self.identity.name, number, stamp, stored)
             given = {
                 number: partition.append(batches[number], (stamps or {}).get(number))
                 for number, partition in partitions.items()

@@ -22,7 +22,7 @@ from pxrs.logs.base import Chunk, Piece, Row, Stamp
 from pxrs.logs.history import History
 from pxrs.logs.listing import Listing
 from pxrs.logs.mark import Mark, read_mark
-from pxrs.logs.records import first_at, refuse_offset, refuse_other_rows
+from pxrs.logs.records import first_at, refuse_forgotten, refuse_offset, refuse_other_content, refuse_other_rows
 from pxrs.logs.segment import Header
 from pxrs.logs.segmentfile import Replaced, Segment, close_segment, segment_path
 from pxrs.logs.walk import Tail
@@ -354,13 +354,36 @@ class PartitionFiles:
 
     @_explained
     def find_stamp(self, stamp: Stamp, rows: int) -> int | None:
-        """The first offset of the batch that carries this stamp, in the active segment or the one before it."""
+        """The first offset of the batch that carries this stamp, in the active segment or the one before it.
+
+        Raises Conflict if it may stand further back than that, as far as the stamp says.
+        """
         with self.lock:
-            for index in range(max(0, len(self._segments) - 2), len(self._segments)):
-                segment = self._indexed(index)
-                found = segment.index.find(stamp)
-                if found is not None:
-                    stored = segment.end_of(segment.index.number_of(found)) - found
-                    refuse_other_rows(self.queue, self.number, stamp, stored, rows)
-                    return found
-            return None
+            found = self._stamped(stamp)
+            if found is None:
+                known_from = self._segments[-2:][0].base if self._segments else self.end
+                refuse_forgotten(self.queue, self.number, stamp, known_from)
+                return None
+            segment, number = found
+            before = segment.end_of(number) - segment.index.bases[number]
+            refuse_other_rows(self.queue, self.number, stamp, before, rows)
+            return segment.index.bases[number]
+
+    @_explained
+    def check_stamp(self, stamp: Stamp) -> None:
+        """Refuse a stamp under which something else is stored here; for a partition that gets nothing itself."""
+        with self.lock:
+            self.refresh()
+            self._stamped(stamp)
+
+    def _stamped(self, stamp: Stamp) -> tuple[Segment, int] | None:
+        """The batch with this stamp: its segment, and its number there."""
+        for index in range(max(0, len(self._segments) - 2), len(self._segments)):
+            segment = self._indexed(index)
+            if (base := segment.index.find(stamp)) is None:
+                continue
+            number = segment.index.number_of(base)
+            stored = segment.stamp_of(number) if stamp.content else None
+            refuse_other_content(self.queue, self.number, stamp, stored.content if stored else "")
+            return segment, number
+        return None

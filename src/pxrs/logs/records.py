@@ -7,7 +7,7 @@ from typing import NoReturn
 import numpy as np
 import pyarrow as pa
 
-from pxrs.errors import BeyondEnd, Expired, NotFound, Refused
+from pxrs.errors import BeyondEnd, Conflict, Expired, NotFound, Refused
 from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA, Stamp
 
 _NEEDED = [number for number, field in enumerate(ENTRY_SCHEMA) if not field.nullable]
@@ -62,6 +62,36 @@ def refuse_other_rows(queue: str, partition: int, stamp: Stamp, stored: int, row
         raise Refused(
             f"queue {queue!r}, partition {partition}: producer {stamp.producer!r} sent batch {stamp.sequence} with "
             f"{stored} messages before, and with {rows} now: a number stands for the same messages for ever"
+        )
+
+
+class OtherRows(Refused):
+    """Other rows were stored under this stamp: ``then`` and ``now`` say how many they are."""
+
+    def __init__(self, text: str, then: int, now: int) -> None:
+        super().__init__(text)
+        self.then = then
+        self.now = now
+
+
+def refuse_other_content(queue: str, partition: int, stamp: Stamp, stored: str) -> None:
+    """The same for a batch whose stamp says what it holds. One that was stored without such a word is believed."""
+    if stamp.content and stored and stamp.content != stored:
+        then, now = (int(content.partition("/")[0]) for content in (stored, stamp.content))
+        raise OtherRows(
+            f"queue {queue!r}, partition {partition}: producer {stamp.producer!r} sent other messages as batch "
+            f"{stamp.sequence} before ({then} then, {now} now): a number stands for the same messages for ever",
+            then,
+            now,
+        )
+
+
+def refuse_forgotten(queue: str, partition: int, stamp: Stamp, known_from: int) -> None:
+    """Raise Conflict if a batch may stand where the log does not know stamps any more."""
+    if stamp.since is not None and stamp.since < known_from:
+        raise Conflict(
+            f"queue {queue!r}, partition {partition}: whether batch {stamp.sequence} of producer {stamp.producer!r} "
+            f"stands at offset {stamp.since} or behind is not known: stamps are remembered from {known_from} on"
         )
 
 

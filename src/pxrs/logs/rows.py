@@ -58,13 +58,13 @@ class _Form:
 
 
 @lru_cache(maxsize=64)
-def _form(producer_bytes: int | None) -> _Form:
-    return _Form(None if producer_bytes is None else Stamp("0" * producer_bytes, 0))
+def _form(producer_bytes: int | None, content_bytes: int = 0) -> _Form:
+    return _Form(None if producer_bytes is None else Stamp("0" * producer_bytes, 0, content="0" * content_bytes))
 
 
 def encode_rows(rows: Rows, base: int, stamp: Stamp | None) -> tuple[bytes, Header]:
     """The bytes of one batch whose first offset is ``base``, and what their header says."""
-    form = _form(None if stamp is None else len(stamp.producer.encode()))
+    form = _form(None) if stamp is None else _form(len(stamp.producer.encode()), len(stamp.content.encode()))
     count, first, last = len(rows.values), min(rows.times), max(rows.times)
     body, buffers = _body(rows, base)
     values = describe(base, count, first, last, stamp)

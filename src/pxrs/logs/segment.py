@@ -112,6 +112,8 @@ def describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | N
     }
     if stamp is not None:
         described |= {b"pxrs.producer": stamp.producer.encode(), b"pxrs.sequence": b"%020d" % stamp.sequence}
+        if stamp.content:
+            described[b"pxrs.content"] = stamp.content.encode()
     return described
 
 
@@ -203,7 +205,8 @@ def _parse(values: Values, size: int) -> Header:
     first, last = values[b"pxrs.time"].split(b"/")
     stamp = None
     if b"pxrs.producer" in values:
-        stamp = Stamp(values[b"pxrs.producer"].decode(), int(values[b"pxrs.sequence"]))
+        content = values.get(b"pxrs.content", b"").decode()
+        stamp = Stamp(values[b"pxrs.producer"].decode(), int(values[b"pxrs.sequence"]), content=content)
     length = size + body_length(values)
     return Header(int(values[b"pxrs.base"]), int(values[b"pxrs.rows"]), size, length, int(first), int(last), stamp)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged
 from pxrs.logs import indexfile
-from pxrs.logs.base import Row
+from pxrs.logs.base import Row, Stamp
 from pxrs.logs.durable import create_file, free_name
 from pxrs.logs.index import BatchIndex
 from pxrs.logs.rows import decode_rows
@@ -22,6 +22,7 @@ from pxrs.logs.segment import (
     Place,
     check_schema,
     intact,
+    message_at,
     read_batch,
     read_header,
 )
@@ -167,6 +168,11 @@ class Segment:
     def end_of(self, number: int) -> int:
         """The offset behind a batch."""
         return self.index.bases[number + 1] if number + 1 < len(self.index) else self.end
+
+    def stamp_of(self, number: int) -> Stamp | None:
+        """Who has appended a batch, with all that its header says of it."""
+        place = self.place(number)
+        return message_at(self._bytes(place), 0, self.path).header.stamp
 
     def load(self, number: int) -> pa.RecordBatch:
         """A batch, mapped; its checksum is verified the first time."""

@@ -8,10 +8,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from pxrs.clock import Clock
-from pxrs.errors import BadSetting
+from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log, Stamp
+from pxrs.logs.records import OtherRows
 from pxrs.model import check_name
 from pxrs.runtime.appending import append_patiently
+from pxrs.runtime.content import content_of
 from pxrs.runtime.parcels import Packer, Routes, TableParcel
 from pxrs.runtime.tables import parts_by_rows, whole_body
 from pxrs.settings import Settings
@@ -26,7 +28,8 @@ class NamedProducer:
     """Sends numbered batches. After a crash the next process of the same name sends the last ones again, each with its
     number and the same rows; the log knows them, and stores what is missing.
 
-    How far back a log knows them is said by the log: a file log in its active segment and the one before it.
+    How far back a log knows them is said by the log: a file log in its active segment and the one before it. Other rows
+    under a number that it knows are refused.
     """
 
     def __init__(self, log: Log, routes: Routes, settings: Settings, clock: Clock, name: str) -> None:
@@ -49,21 +52,40 @@ class NamedProducer:
         count = self._log.identity.partitions
         # Ids, and the turns of messages without a key, must come out the same when the batch is sent again.
         packer = Packer(self._routes, count, xxhash.xxh3_64_digest(f"{self.name}/{sequence}".encode()))
-        parts = parts_by_rows(*whole_body(table, count, now_us), _PART_ROWS)
-        stored = [self._store(packer, TableParcel(_no_hurry, body, given), sequence, number)
-                  for number, (body, given, _) in enumerate(parts)]  # fmt: skip
+        whole, partitions = whole_body(table, count, now_us)
+        content = content_of(_given(table, whole, partitions))
+        stored = [
+            self._store(packer, TableParcel(_no_hurry, body, given), sequence, part, content)
+            for part, (body, given, _) in enumerate(parts_by_rows(whole, partitions, _PART_ROWS))
+        ]
         if not stored:
             return np.empty(0, np.int32), np.empty(0, np.int64)
         return np.concatenate([p for p, _ in stored]), np.concatenate([o for _, o in stored])
 
     def _store(
-        self, packer: Packer, parcel: TableParcel, sequence: int, part: int
+        self, packer: Packer, parcel: TableParcel, sequence: int, part: int, content: str
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         shipment = packer.pack([parcel])
-        stamp = Stamp(self.name, sequence * _MAX_PARTS + part)
-        stamps = dict.fromkeys(shipment.batches, stamp)
-        shipment.settle(append_patiently(self._log, shipment.batches, stamps, self._settings, self._clock))
+        stamp = Stamp(self.name, sequence * _MAX_PARTS + part, content=content)
+        # Rows that were sent under this number before may stand in any partition. The first part tells.
+        looked_at = shipment.batches if part else range(self._log.identity.partitions)
+        stamps = dict.fromkeys(looked_at, stamp)
+        try:
+            shipment.settle(append_patiently(self._log, shipment.batches, stamps, self._settings, self._clock))
+        except OtherRows as error:
+            raise Refused(
+                f"producer {self.name!r} has sent sequence {sequence} with other rows before ({error.then} then, "
+                f"{error.now} now), and these are not stored: a sequence stands for the same rows for ever. Give other "
+                "rows the next number"
+            ) from error
         return parcel.wait(None)
+
+
+def _given(table: pa.Table | pa.RecordBatch, whole: pa.Table, partitions: NDArray[np.int32] | None) -> pa.Table:
+    """What the caller has said: a time that was added here is another one when the batch is sent again."""
+    if "timestamp" not in table.schema.names or table.column("timestamp").null_count:
+        whole = whole.drop_columns(["timestamp"])
+    return whole if partitions is None else whole.append_column("partition", pa.array(partitions))
 
 
 def _no_hurry(_: object) -> None:

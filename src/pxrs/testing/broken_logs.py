@@ -71,6 +71,14 @@ BROKEN_LOGS: dict[str, tuple[type[MemoryLog], str]] = {
         messages.ForgetsStampsAtReopening,
         "test_b62_a_retry_after_reopening_is_known",
     ),
+    "believes any content": (
+        messages.BelievesAnyContent,
+        "test_b62_other_content_under_a_used_stamp_is_refused_and_nothing_is_stored",
+    ),
+    "takes what it forgot for new": (
+        messages.ForgetsAndGuesses,
+        "test_b62_a_retry_that_says_since_when_is_never_stored_twice",
+    ),
     "compares the sequence alone": (
         messages.ComparesTheSequenceAlone,
         "test_b62_another_producer_or_sequence_is_another_batch",

@@ -182,6 +182,24 @@ class StoresRetriesAgain(MemoryLog):
         return super().append(batches)
 
 
+class BelievesAnyContent(MemoryLog):
+    """Takes whatever comes under a used stamp for a retry."""
+
+    def append(self, batches: Batches, stamps: Stamps = None) -> dict[int, int]:
+        return super().append(batches, {n: stamp._replace(content="") for n, stamp in (stamps or {}).items()})
+
+
+class ForgetsAndGuesses(MemoryLog):
+    """Knows only the stamps of the last few batches, and takes every other one for new."""
+
+    def append(self, batches: Batches, stamps: Stamps = None) -> dict[int, int]:
+        for number in batches:
+            partition = self._partition(number)
+            recent = partition.bases[-2:]
+            partition.stamps = {stamp: base for stamp, base in partition.stamps.items() if base in recent}
+        return super().append(batches, stamps)
+
+
 class RetryGetsTheEnd(MemoryLog):
     """Stores a retry once, but answers with the offset that the next message will get."""
 

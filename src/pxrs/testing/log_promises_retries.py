@@ -6,9 +6,11 @@ window reaches beyond them is its own affair.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
-from pxrs.errors import Refused
+from pxrs.errors import Conflict, Refused
 from pxrs.logs.base import Stamp
 from pxrs.testing.log_promises import SMALL, LogPromises, OpenLog, entries, fill, numbered, pairs, read_all
 
@@ -109,3 +111,26 @@ class RetryPromises(LogPromises):
         found = log.read(0, offset, 3)
         assert found is not None and pairs(found) == list(enumerate(numbered(3), offset))
         assert log.bounds(0) in ((0, 63), (0, 66)), "it was stored again as a whole, or not at all"
+
+    def test_b62_other_content_under_a_used_stamp_is_refused_and_nothing_is_stored(self, open_log: OpenLog) -> None:
+        log, again = open_log(partitions=2), open_log(create=False)
+        first, other = Stamp("p", 0, content="2/a"), Stamp("p", 0, content="2/b")
+        assert log.append({0: entries(numbered(2))}, {0: first}) == {0: 0}
+        for partition in (0, 1):  # also where it is stored elsewhere
+            with pytest.raises(Refused, match="sent other messages as batch 0 before"):
+                again.append({partition: entries(numbered(2, 2))}, {0: other, 1: other})
+        assert (log.bounds(0), log.bounds(1)) == ((0, 2), (0, 0))
+        assert again.append({0: entries(numbered(2))}, {0: first, 1: first}) == {0: 0}
+
+    def test_b62_a_retry_that_says_since_when_is_never_stored_twice(self, open_log: OpenLog) -> None:
+        log = open_log(partitions=1, settings=SMALL)
+        fill(log, 1)
+        batch, stamp = {0: entries(numbered(3, 3))}, {0: Stamp("p", 0, since=3)}
+        assert log.append(batch, stamp) == {0: 3}
+        fill(log, 20)
+        end = log.bounds(0)[1]
+        for opened in (log, open_log(create=False)):
+            with suppress(Conflict):  # it cannot tell any more
+                assert opened.append(batch, stamp) == {0: 3}
+        assert log.bounds(0)[1] == end
+        assert log.append({0: entries(numbered(3))}, {0: Stamp("p", 1, since=end)}) == {0: end}
