@@ -17,7 +17,8 @@ from tests.spark.sink_kills import QUERY, ROWS, SCHEMA, messages, rows_of, stage
 
 import pxrs
 from pxrs.errors import BadSetting, Damaged, Refused, Unavailable
-from pxrs.runtime.appending import append_patiently
+from pxrs.logs.files import FileLog
+from pxrs.runtime.appending import patiently
 from pxrs.spark import sink_append, sink_ledger
 from pxrs.spark.sink import batch_writer, stream_writer
 from pxrs.spark.sink_ledger import Decision, Ledger
@@ -116,6 +117,29 @@ def test_b73_two_commits_at_a_time_store_a_batch_once(
     assert texts_of(queue) == wanted(0) and left_behind(queue) == ["0.done"]
 
 
+@pytest.mark.parametrize("asleep_at", [0, 2])
+def test_a_commit_that_sleeps_before_an_append_until_the_log_has_forgotten_it_stores_nothing_twice(
+    queue: pxrs.Queue, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch, asleep_at: int
+) -> None:
+    """Its driver is thought to be dead, the next one repeats the commit, and others write a lot."""
+    monkeypatch.setattr(sink_append, "SHIPMENT_BYTES", 300)
+    reports, again = (messages(writer, 0, splits, False) for splits in (2, 3))
+    append, calls = FileLog.append, iter(range(1_000))
+
+    def asleep(self: FileLog, *args: Any) -> dict[int, int]:
+        if next(calls) == asleep_at:
+            writer.commit(again, 0)
+            small = pxrs.Settings(segment_bytes=1_000)
+            with pxrs.open(f"file:{queue.log.directory}", settings=small) as other, other.producer() as producer:
+                for number in range(30):
+                    producer.send(b"%d" % number, b"x" * 1_000).result()
+        return append(self, *args)
+
+    monkeypatch.setattr(FileLog, "append", asleep)
+    writer.commit(reports, 0)
+    assert [text for text in texts_of(queue) if text[0] != "x"] == wanted(0) and left_behind(queue) == ["0.done"]
+
+
 def test_a_decision_that_came_too_late_is_void(queue: pxrs.Queue, writer: StreamWriter) -> None:
     """Another commit decided and finished between this one's look and its decision."""
     writer.commit(messages(writer, 0, 1, False), 0)
@@ -166,10 +190,10 @@ def test_a_commit_that_fails_half_way_is_not_thrown_away_by_its_abort(
         calls += 1
         if calls == 2:
             raise Unavailable("the disk is full")
-        return append_patiently(*args)
+        return patiently(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(sink_append, "append_patiently", fail_later)
+        patched.setattr(sink_append, "patiently", fail_later)
         with pytest.raises(Unavailable):
             writer.commit(reports, 0)
     writer.abort(reports, 0)  # as Spark does then

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -15,6 +16,8 @@ from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 def append_patiently(
     log: Log, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp], settings: Settings, clock: Clock
@@ -23,16 +26,16 @@ def append_patiently(
     return patiently(lambda: log.append(batches, stamps), settings, clock)
 
 
-def patiently(append: Callable[[], Mapping[int, int]], settings: Settings, clock: Clock) -> Mapping[int, int]:
-    """The same for a call that appends something with its stamps."""
-    deadline = clock.monotonic() + settings.send_timeout_ms / 1000
+def patiently(work: Callable[[], T], settings: Settings, clock: Clock, seconds: float | None = None) -> T:
+    """The same for any work with a log that bears to be repeated; for so many seconds, if they are given."""
+    deadline = clock.monotonic() + (settings.send_timeout_ms / 1000 if seconds is None else seconds)
     pause_ms = settings.backoff_ms
     while True:
         try:
-            return append()
+            return work()
         except Unavailable as error:
             if clock.monotonic() >= deadline:
                 raise
-            logger.warning("an append failed and is tried again in %d ms: %s", pause_ms, error)
+            logger.warning("the log failed and is asked again in %d ms: %s", pause_ms, error)
         threading.Event().wait(pause_ms / 1000)
         pause_ms = min(2 * pause_ms, settings.backoff_max_ms)

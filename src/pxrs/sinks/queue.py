@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
@@ -18,6 +17,8 @@ from pxrs.clock import SystemClock
 from pxrs.errors import BadSetting, Damaged, Refused
 from pxrs.logs.base import ENTRY_SCHEMA, Stamp
 from pxrs.model import Batch
+from pxrs.runtime.appending import patiently
+from pxrs.runtime.once import Once
 from pxrs.runtime.parcels import Packer, TableParcel
 from pxrs.runtime.queue import Queue
 from pxrs.runtime.sink import Sink
@@ -26,6 +27,8 @@ from pxrs.sinks.base import Note, StagedSink
 from pxrs.sinks.output import write_frame
 from pxrs.sinks.staging import Staging, staging_in
 
+T = TypeVar("T")
+
 CHUNK = 10_000
 """At most so many rows are appended at a time."""
 
@@ -33,7 +36,7 @@ _OF_THE_SOURCE = ("topic", "partition", "offset", "timestampType", "id", "epoch"
 """Columns that say where a message came from; they are left out, so that messages can be passed on as they are."""
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Rows of one chunk that go to one partition, and how far that reached before any of them can stand in it."""
 
     partition: int
@@ -42,10 +45,10 @@ class _Part(NamedTuple):
     rows: pa.RecordBatch
 
     @property
-    def mark(self) -> bytes:
-        """The id of the first row. Rows are appended together, so where one stands all do."""
-        found: bytes = self.rows.column("id")[0].as_py()
-        return found
+    def about(self) -> dict[str, str]:
+        """What is staged beside the rows."""
+        place = {"partition": f"{self.partition}", "after": f"{self.after}"}
+        return {**place, "producer": self.stamp.producer, "sequence": f"{self.stamp.sequence}"}
 
 
 class QueueSink(StagedSink):
@@ -53,13 +56,18 @@ class QueueSink(StagedSink):
 
     Routed by the queue's partitioner when staged; ids and stamps derive from the batch. ``staging`` is a directory
     for output that is not committed yet; by default the file log's own. ``instead_of`` is the sink that the group used
-    before: it shows what it may have committed last.
+    before: it shows what it may have committed last. ``patience``: how many seconds a queue that does not answer is
+    waited for.
     """
 
     kind = "queue"
 
     def __init__(
-        self, queue: Queue, staging: str | os.PathLike[str] | None = None, instead_of: Sink | None = None
+        self,
+        queue: Queue,
+        staging: str | os.PathLike[str] | None = None,
+        instead_of: Sink | None = None,
+        patience: float = 30.0,
     ) -> None:
         if not isinstance(queue, Queue):
             raise BadSetting(f"queue = {queue!r}: must be an open queue, as pxrs.open({queue!r}) is")
@@ -69,10 +77,11 @@ class QueueSink(StagedSink):
                 f"the log of queue {queue.name!r} has no directory; say where output can wait for its commit: "
                 "QueueSink(queue, staging=DIR), a directory that all members reach"
             )
+        if not patience >= 0:
+            raise BadSetting(f"patience = {patience!r}: seconds are needed, 0 or more")
         super().__init__(queue.log.identity.id, staging_in(directory), instead_of)
         self._queue = queue
-        self._lock = threading.Lock()
-        self._untouched: set[str] = set()
+        self._patience = patience
 
     def __repr__(self) -> str:
         return f"QueueSink({self._queue!r})"
@@ -82,12 +91,9 @@ class QueueSink(StagedSink):
         path = os.path.join(data, f"part-{batch.name}-00000.arrow")
         with pa.ipc.new_stream(path, ENTRY_SCHEMA) as writer:
             for part in self._parts(batch, self._bodies(_tables(output, data))):
-                about = {"partition": part.partition, "after": part.after, **part.stamp._asdict()}
-                writer.write_batch(part.rows, custom_metadata={key: str(value) for key, value in about.items()})
+                writer.write_batch(part.rows, custom_metadata=part.about)
         if not writer.stats.num_record_batches:
             os.unlink(path)
-        with self._lock:
-            self._untouched.add(batch.name)
 
     def _check_empty(self, output: pa.Table) -> None:
         for number, field in enumerate(output.schema):
@@ -108,58 +114,37 @@ class QueueSink(StagedSink):
                 raise Refused(f"the output for queue {queue.name!r}: {error}") from error
             yield from (body for body, _, _ in parts)
 
-    def _parts(self, batch: Batch, bodies: Iterable[pa.RecordBatch]) -> Iterator[_Part]:
+    def _parts(self, batch: Batch, bodies: Iterable[pa.RecordBatch]) -> Iterator[Part]:
         packer = Packer(self._queue.partitioner, self._queue.partitions, xxhash.xxh3_64_digest(batch.name.encode()))
         producer = f"{batch.group}-{batch.owner.inc[:12]}.{batch.attempt}/{min(batch.partitions, default=0)}"
         for chunk, body in enumerate(bodies):
             stamp = Stamp(producer, (batch.number << 20) + chunk)
             for partition, rows in packer.pack([TableParcel(lambda _: None, body, None)]).batches.items():
-                yield _Part(partition, self._queue.log.bounds(partition)[1], stamp, rows)
+                bounds = self._wait(partial(self._queue.log.bounds, partition))
+                yield Part(partition, bounds[1], stamp, rows)
 
-    def discard(self, batch: Batch) -> None:
-        with self._lock:
-            self._untouched.discard(batch.name)
-        super().discard(batch)
+    def _wait(self, work: Callable[[], T]) -> T:
+        """Work with the log, which may be away for a while. It bears to be repeated."""
+        return patiently(work, self._queue.settings, SystemClock(), self._patience)
 
     def _can_show(self, note: Note) -> bool:
         return super()._can_show(note) and note.target == self.target
 
     def _show(self, staging: Staging, note: Note) -> None:
-        name = note.batch
-        for path in staging.files(name):
+        once = Once(self._queue.log, lambda: staging.holds(note.batch))
+        for path in staging.files(note.batch):
             try:
                 parts = _read_parts(path)
             except FileNotFoundError:  # somebody else has just finished
                 return
-            stored = set() if self._is_first(name) else self._stored(parts)
-            for stamp, chunk in groupby(parts, key=lambda part: part.stamp):
-                rows = {part.partition: part.rows for part in chunk if part.mark not in stored}
-                if not staging.holds(name):  # who slept here must not append what the log no longer remembers
+            for stamp, found in groupby(parts, key=lambda part: part.stamp):
+                chunk = list(found)
+                rows, after = (
+                    {part.partition: part.rows for part in chunk},
+                    {part.partition: part.after for part in chunk},
+                )
+                if not self._wait(partial(once.append, rows, stamp, after)):
                     return
-                if rows:
-                    self._queue.log.append(rows, dict.fromkeys(rows, stamp))
-
-    def _is_first(self, name: str) -> bool:
-        """Whether this object staged the batch and has not begun to append it: then no search is needed. Should another
-        member be at it already, the log tells the two apart by their stamps."""
-        with self._lock:
-            first = name in self._untouched
-            self._untouched.discard(name)
-            return first
-
-    def _stored(self, parts: list[_Part]) -> set[bytes]:
-        """The marks that stand in the queue. A log knows only the latest stamps, and a takeover may come later."""
-        found: set[bytes] = set()
-        log = self._queue.log
-        for partition in {part.partition for part in parts}:
-            own = [part for part in parts if part.partition == partition]
-            marks = pa.array([part.mark for part in own], pa.binary(16))
-            offset = max(log.bounds(partition)[0], min(part.after for part in own))
-            while (batch := log.read(partition, offset)) is not None:
-                ids = batch.column("id")
-                found.update(ids.filter(pc.is_in(ids, value_set=marks)).to_pylist())
-                offset += batch.num_rows
-        return found
 
 
 def _tables(output: Any, data: str) -> Iterator[pa.Table]:
@@ -176,7 +161,7 @@ def _tables(output: Any, data: str) -> Iterator[pa.Table]:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _read_parts(path: str) -> list[_Part]:
+def _read_parts(path: str) -> list[Part]:
     """What was staged, mapped."""
     try:
         with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
@@ -185,9 +170,9 @@ def _read_parts(path: str) -> list[_Part]:
         raise Damaged(f"{path}, which is committed and not shown yet, cannot be read: {error}") from error
 
 
-def _part(rows: pa.RecordBatch, about: Mapping[bytes, bytes]) -> _Part:
+def _part(rows: pa.RecordBatch, about: Mapping[bytes, bytes]) -> Part:
     stamp = Stamp(about[b"producer"].decode(), int(about[b"sequence"]))
-    return _Part(int(about[b"partition"]), int(about[b"after"]), stamp, rows)
+    return Part(int(about[b"partition"]), int(about[b"after"]), stamp, rows)
 
 
-__all__ = ["QueueSink"]
+__all__ = ["Part", "QueueSink"]

@@ -7,20 +7,19 @@ batches under the same stamps.
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from pxrs.clock import SystemClock
 from pxrs.errors import Damaged
 from pxrs.logs.base import ENTRY_SCHEMA, TIMESTAMP, Log, Stamp
-from pxrs.runtime.appending import append_patiently
+from pxrs.runtime.appending import patiently
+from pxrs.runtime.once import Once
 from pxrs.runtime.parcels import nulls
 from pxrs.settings import Settings
 from pxrs.spark.sink_ledger import Decision, Ledger
@@ -30,9 +29,7 @@ SHIPMENT_BYTES = 16 << 20
 _MAX_SHIPMENTS = 1 << 20
 _LANES, _LANE_BYTES = 4, 1 << 20
 """A large shipment is appended by several threads, each with partitions of its own: one core cannot keep up."""
-_LOOK_ROWS = 65_536
 _ID = ENTRY_SCHEMA.field("id").type
-_TWO_WORDS = struct.Struct(">QQ")
 
 
 class Part(NamedTuple):
@@ -41,11 +38,6 @@ class Part(NamedTuple):
     rows: pa.RecordBatch
     file: int
     first: int
-
-    @property
-    def mark(self) -> bytes:
-        """The id of the first row."""
-        return _TWO_WORDS.pack(self.file, self.first)
 
 
 class Shipment(NamedTuple):
@@ -58,51 +50,38 @@ class Shipment(NamedTuple):
     def size(self) -> int:
         return sum(part.rows.nbytes for parts in self.parts.values() for part in parts)
 
-    def marks(self) -> dict[int, bytes]:
-        """For each partition the id of the first row. Rows are appended together, so where one stands all do."""
-        return {partition: parts[0].mark for partition, parts in self.parts.items()}
-
     def batch(self, partition: int, time_us: int) -> pa.RecordBatch:
         batches = [_with_the_rest(part, time_us) for part in self.parts[partition]]
         return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def append_decided(
-    log: Log, settings: Settings, ledger: Ledger, sequence: int, decision: Decision, is_new: bool
-) -> None:
-    """Append what was decided for a number, all that is not stored yet. If it is new, nothing can be."""
-    folder = ledger.place(sequence).staged
+def append_decided(log: Log, settings: Settings, ledger: Ledger, sequence: int, decision: Decision) -> None:
+    """Append what was decided for a number, all that is not stored yet."""
+    once = Once(log, lambda: ledger.holds(sequence))
 
-    def append(shipment: Shipment, partitions: list[int]) -> None:
+    def append(shipment: Shipment, partitions: list[int]) -> bool:
         stamp = Stamp(f"spark-{os.path.basename(ledger.folder)}", sequence * _MAX_SHIPMENTS + shipment.number)
         rows = {partition: shipment.batch(partition, decision.time_us) for partition in partitions}
-        append_patiently(log, rows, dict.fromkeys(rows, stamp), settings, SystemClock())
+        return patiently(lambda: once.append(rows, stamp, decision.after), settings, SystemClock())
 
     try:
-        stored = set() if is_new else _stored(log, decision, folder)
-        _append_all(shipments(decision, folder), stored, append, lambda: ledger.holds(sequence))
+        _append_all(shipments(decision, ledger.place(sequence).staged), append)
     except FileNotFoundError as error:
         if ledger.holds(sequence):
             raise Damaged(f"a file that is to be stored is gone: {error}") from error
 
 
-def _append_all(
-    found: Iterator[Shipment],
-    stored: set[bytes],
-    append: Callable[[Shipment, list[int]], None],
-    holds: Callable[[], bool],
-) -> None:
+def _append_all(found: Iterator[Shipment], append: Callable[[Shipment, list[int]], bool]) -> None:
+    """One shipment after the other, until somebody else has finished."""
     with ThreadPoolExecutor(_LANES + 1, thread_name_prefix="pxrs-append") as threads:
         coming = threads.submit(next, found, None)
         while (shipment := coming.result()) is not None:
             coming = threads.submit(next, found, None)  # is read while this one is appended
-            missing = [partition for partition, mark in shipment.marks().items() if mark not in stored]
-            if not holds():  # who slept here must not append what the log no longer remembers
-                return
             lanes = _LANES if shipment.size >= _LANE_BYTES else 1
-            shares = [share for lane in range(lanes) if (share := missing[lane::lanes])]
-            for done in [threads.submit(append, shipment, share) for share in shares]:
-                done.result()
+            shares = [share for lane in range(lanes) if (share := list(shipment.parts)[lane::lanes])]
+            under_way = [threads.submit(append, shipment, share) for share in shares]
+            if not all(done.result() for done in under_way):
+                return
 
 
 def shipments(decision: Decision, folder: str) -> Iterator[Shipment]:
@@ -148,21 +127,3 @@ def _ids(part: Part) -> pa.Array:
     ids[:, 0] = part.file
     ids[:, 1] = np.arange(part.first, part.first + count)
     return pa.FixedSizeBinaryArray.from_buffers(_ID, count, [None, pa.py_buffer(ids)])
-
-
-def _stored(log: Log, decision: Decision, folder: str) -> set[bytes]:
-    """The marks that stand in the queue already. A log knows only the latest stamps, and this may come much later."""
-    marks: dict[int, list[bytes]] = {}
-    for shipment in shipments(decision, folder):
-        for partition, mark in shipment.marks().items():
-            marks.setdefault(partition, []).append(mark)
-    return {mark for partition, own in marks.items() for mark in _found(log, partition, decision.after, own)}
-
-
-def _found(log: Log, partition: int, after: Mapping[int, int], marks: list[bytes]) -> Iterator[bytes]:
-    wanted = pa.array(marks, _ID)
-    offset = max(log.bounds(partition)[0], after.get(partition, 0))
-    while (batch := log.read(partition, offset, _LOOK_ROWS)) is not None:
-        ids = batch.column("id")
-        yield from ids.filter(pc.is_in(ids, value_set=wanted)).to_pylist()
-        offset += batch.num_rows

@@ -76,7 +76,7 @@ def _left_to_store(log: Log, settings: Settings, place: Place, staged: Sequence[
     """
     ledger = Ledger(place.root, place.producer)
     for sequence in ledger.pending():
-        _carry_out(log, settings, ledger, sequence, is_new=False)
+        _carry_out(log, settings, ledger, sequence)
     return _decision(log, place, [] if _is_stored(ledger, place, staged) else staged)
 
 
@@ -91,12 +91,12 @@ def commit(target: Target, place: Place, messages: Sequence[Any]) -> None:
     ledger = Ledger(place.root, place.producer)
     with closing(open_log(target.log, Wish(), settings, create=False)) as log:
         for sequence in ledger.pending():  # of a commit that was killed, or is running still without its driver
-            _carry_out(log, settings, ledger, sequence, is_new=False)
+            _carry_out(log, settings, ledger, sequence)
         if _is_stored(ledger, place, staged):
             ledger.finish(place.sequence)
         elif any(one.file.rows for one in staged):
-            is_new = ledger.decide(place.sequence, _decision(log, place, staged))
-            _carry_out(log, settings, ledger, place.sequence, is_new)
+            ledger.decide(place.sequence, _decision(log, place, staged))
+            _carry_out(log, settings, ledger, place.sequence)
     sweep(place.root)
 
 
@@ -140,10 +140,10 @@ def _check_there(path: str, staged: Staged) -> None:
         )
 
 
-def _carry_out(log: Log, settings: Settings, ledger: Ledger, sequence: int, is_new: bool) -> None:
+def _carry_out(log: Log, settings: Settings, ledger: Ledger, sequence: int) -> None:
     decision = ledger.read(sequence)
     if decision is not None and ledger.holds(sequence):
-        append_decided(log, settings, ledger, sequence, decision, is_new)
+        append_decided(log, settings, ledger, sequence, decision)
     ledger.finish(sequence)
 
 

@@ -23,7 +23,7 @@ from pxrs.rules.partitioning import Partitioner
 from pxrs.runtime.config import load_settings
 from pxrs.runtime.queue import Queue, open_queue
 from pxrs.settings import Settings
-from pxrs.sinks.queue import QueueSink
+from pxrs.sinks.queue import Part, QueueSink
 from pxrs.spark.fencing import Fencing
 from pxrs.spark.sidefile import Places, SideFiles
 from pxrs.spark.sink_append import shipments
@@ -128,8 +128,6 @@ class FilesSink(QueueSink):
             for shipment in shipments(decision, output.folder):
                 stamp = Stamp(producer, (batch.number << 20) + shipment.number)
                 for partition in shipment.parts:
-                    about = {"partition": partition, "after": decision.after[partition], **stamp._asdict()}
                     rows = shipment.batch(partition, decision.time_us)
-                    writer.write_batch(rows, custom_metadata={key: str(value) for key, value in about.items()})
-        with self._lock:
-            self._untouched.add(batch.name)
+                    part = Part(partition, decision.after[partition], stamp, rows)
+                    writer.write_batch(rows, custom_metadata=part.about)
