@@ -454,7 +454,7 @@ def test_adr_0005_only_these_modules_write_rows() -> None:
         for path in source.rglob("*.py")
         if path.parent.name not in ("stores", "testing") and re.search(r"\bSwap\(", text_of(path))
     }
-    by_rules = {"runtime/rows.py", "runtime/registry.py", "runtime/bell.py", "runtime/deadletters.py"}
+    by_rules = {"runtime/rows.py", "runtime/registry.py", "runtime/bell.py", "runtime/retried.py"}
     by_operators = {"runtime/group.py", "cli/registry.py", "cli/registry_copy.py"}
     assert writers == by_rules | by_operators
 

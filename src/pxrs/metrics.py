@@ -49,6 +49,9 @@ HANDLED = Metric("pxrs_handled_total", "counter", "messages processed", _MEMBER)
 RETRIED = Metric("pxrs_retried_total", "counter", "calls of the handler after a failure", _MEMBER)
 SKIPPED = Metric("pxrs_skipped_total", "counter", "messages skipped by the failure policy", _MEMBER)
 DEAD_LETTERED = Metric("pxrs_dead_lettered_total", "counter", "messages put into the dead letters", _MEMBER)
+PASSED_OVER = Metric(
+    "pxrs_passed_over_total", "counter", "dead letters that were sent again for another group, passed over", _MEMBER
+)
 HANDLER_SECONDS = Metric("pxrs_handler_seconds_total", "counter", "time spent in the handler", _MEMBER)
 EXPIRED = Metric(
     "pxrs_expired_messages_total", "counter", "messages that retention deleted before they were processed", _MEMBER

@@ -202,6 +202,8 @@ class MemberRow:
     """Partitions of this member that wait for something to get better, each with the reason."""
     blind: bool = False
     """Whether the member reaches the registry, and not the log."""
+    passed_over: int = 0
+    """How many dead letters that were sent again for other groups it has passed over, since it joined."""
 
     @property
     def owner(self) -> Owner:

@@ -376,6 +376,31 @@ def test_one_bad_message_is_found_among_many(policy: Any, with_sink: bool) -> No
         assert (tally.dead_lettered, tally.skipped) == ((1, 0) if policy == "dead-letter" else (0, 1))
 
 
+class Py4JJavaError(Exception):
+    """What an error of a Spark task looks like in the driver."""
+
+
+def test_a_letter_says_what_the_log_line_says(caplog: pytest.LogCaptureFixture) -> None:
+    text = (
+        "An error occurred while calling o661.getResult.\n: org.apache.spark.SparkException: Exception thrown\n"
+        "Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        '  File "orders.py", line 3, in price\nValueError: no price for tea\n\n\tat org.apache.spark...'
+    )
+
+    def execute(batch: Batch) -> list[Place]:
+        if batch.ranges:
+            raise Py4JJavaError(text)
+        return []
+
+    with Yard(1, settings=PATIENT.with_(tries=1)) as yard:
+        yard.site.send(1)
+        engine = yard.engine("A", execute)
+        yard.await_end()
+        [letter] = engine.group.dead_letters
+        assert letter.cause == "ValueError: no price for tea" and "o661.getResult" in letter.stack
+        assert f"dead-lettered partition 0 offset 0 after 1 tries: {letter.cause}" in caplog.text
+
+
 def test_a_second_half_does_not_go_on_behind_a_first_half_that_was_refused() -> None:
     with Yard(3, settings=PATIENT.with_(tries=1)) as yard:
         calls: list[Batch] = []

@@ -15,6 +15,7 @@ import pytest
 import pxrs
 from pxrs.errors import BadSetting, Damaged, Refused, Unavailable
 from pxrs.model import Grant, Owner, Range
+from pxrs.rules.addressing import ONLY_FOR
 from pxrs.runtime.queue import Queue
 from pxrs.sinks import QueueSink, output
 from pxrs.sinks.base import Note
@@ -244,3 +245,14 @@ def test_a_batch_for_another_queue_is_refused_and_kept(target: Queue, tmp_path: 
         assert all_of(other) == []
     QueueSink(target).publish(note)
     assert len(all_of(target)) == 10
+
+
+def test_the_mark_of_a_retry_for_one_group_is_dropped(target: Queue) -> None:
+    """A message that was for one group of its source is for all groups of the target."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    mine, mark = {"key": "trace", "value": b"1"}, {"key": ONLY_FOR, "value": b"log/billing/1"}
+    table = keyed(3, headers=pa.array([[mine, mark], None, [mine]], kind))
+    sink = QueueSink(target)
+    sink.publish(sink.stage(BATCH, table))
+    assert sorted(len(message.headers) for message in all_of(target)) == [0, 1, 1]
+    assert all(ONLY_FOR not in message.headers for message in all_of(target))

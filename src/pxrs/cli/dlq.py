@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pxrs.runtime.deadletters import DeadLetter
     from pxrs.runtime.queue import Queue
 
-RETRIED_FROM = "pxrs.retried-from"
-
 
 def ls(url: Url, group: GroupName, output: Output = "table", registry: RegistryUrl = None) -> None:
     """The dead letters of a group: what failed, where, and why."""
@@ -62,6 +60,8 @@ def show_letter(
         print(json.dumps(facts, indent=2))
         return
     value, stack = facts.pop("value"), facts.pop("stack")
+    if missing := facts.pop("missing"):
+        value = f"(not here: {missing})"
     headers = [f"{name}={text}" for name, text in facts.pop("headers").items()]
     print(as_header({name.upper(): fact for name, fact in facts.items()} | {"HEADERS": headers}))
     print(f"\nVALUE\n{value}\n\nSTACK\n{stack.rstrip()}")
@@ -73,36 +73,26 @@ def retry(
     numbers: Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="Which ones.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that were not sent again yet.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Also those that were sent again before.")] = False,
+    all_groups: Annotated[
+        bool, typer.Option("--all-groups", help="Let every group of the queue process them, not this one alone.")
+    ] = False,
     registry: RegistryUrl = None,
 ) -> None:
-    """Send dead letters again, to the end of the queue: every group of the queue will see them."""
+    """Send dead letters again, to the end of the queue, for this group alone: other groups pass over them."""
     if bool(numbers) == everything:
         raise WrongUsage("name some numbers, or say --all")
     with opened(url, registry) as queue:
         queue.check_registry()  # it keeps what was sent again: in another one, that would be lost
-        letters = _letters(queue, group)
-        chosen = letters if everything else [_pick(letters, number, group) for number in sorted(set(numbers or []))]
-        todo = [letter for letter in chosen if again or not letter.retried]
-        _send(queue, group, todo)
-    if len(todo) < len(chosen):
-        note(f"{len(chosen) - len(todo)} were sent again before: --again repeats them")
-    print(f"sent {len(todo)} messages again")
-
-
-def _pick(letters: list[DeadLetter], number: int, group: str) -> DeadLetter:
-    for letter in letters:
-        if letter.number == number:
-            return letter
-    raise Refused(f"there is no dead letter {number} in {group!r}; nothing was sent")
-
-
-def _send(queue: Queue, group: str, letters: list[DeadLetter]) -> None:
-    """Durable in the queue before it is marked: a crash in between repeats a letter, and loses none."""
-    if not letters:
-        return
-    with queue.producer() as producer:
-        for letter in letters:
-            origin = {RETRIED_FROM: f"{group}/{letter.number}".encode()}
-            producer.send(letter.key, letter.value, letter.headers | origin, tenant=letter.tenant)
-        producer.flush()
-    queue.group(group).dead_letters.mark_retried({letter.number for letter in letters})
+        letters = {letter.number: letter for letter in _letters(queue, group)}
+        for number in numbers or ():
+            if number not in letters:
+                raise Refused(f"there is no dead letter {number} in {group!r}; nothing was sent")
+        chosen = letters if everything else set(numbers or ())
+        sent = queue.group(group).dead_letters.retry(None if everything else chosen, all_groups, again)
+    before = [number for number in chosen if letters[number].retried and not again]
+    if before:
+        note(f"{len(before)} were sent again before: --again repeats them")
+    for number in chosen:
+        if letters[number].missing and number not in sent:
+            note(f"dead letter {number} was left out: {letters[number].missing}")
+    print(f"sent {len(sent)} messages again")

@@ -98,6 +98,8 @@ def _described(view: GroupView, output: Any) -> str:
         "REASON": view.reason,
         "TOTAL-LAG": _total_lag(view, output),
     }
+    if view.passed_over or output == "json":
+        header["PASSED-OVER"] = view.passed_over
     return rendered(Table([*_COLUMNS, *map(str.upper, (*spark, *troubled))], rows), output, header, "partitions")
 
 

@@ -206,7 +206,7 @@ def _as_messages(table: Any, key_field: str | None, where: str) -> Any:
 
     if "value" in table.column_names:
         kept = [name for name in _COLUMNS if name in table.column_names]
-        found = table.select(kept)
+        found = _unmarked(table.select(kept))
         if key_field is not None:
             keys = [field_of(row, key_field, where) for row in table.to_pylist()]
             found = found.drop_columns(["key"]) if "key" in kept else found
@@ -216,6 +216,15 @@ def _as_messages(table: Any, key_field: str | None, where: str) -> Any:
     found_keys = [None if key_field is None else field_of(row, key_field, where) for row in rows]
     values = [json.dumps(row, default=str).encode() for row in rows]
     return pa.table({"key": pa.array(found_keys, pa.string()), "value": pa.array(values, pa.binary())})
+
+
+def _unmarked(table: Any) -> Any:
+    """What was for one group of the queue that it comes from is for all groups here."""
+    from pxrs.rules.addressing import without_mark
+
+    if "headers" not in table.column_names:
+        return table
+    return table.set_column(table.schema.get_field_index("headers"), "headers", without_mark(table.column("headers")))
 
 
 def packed(found: Iterator[Entry], rows: int = 10_000) -> Iterator[Any]:

@@ -196,6 +196,11 @@ class Log(ABC):
     outlives_process: bool = True
     """Whether the messages are still there when this process has ended."""
 
+    @property
+    def largest_message(self) -> int | None:
+        """How large one message may be, as ``pxrs.logs.sizes`` counts it; None: this log knows no limit."""
+        return None
+
     @abstractmethod
     def append(
         self, batches: Mapping[int, pa.RecordBatch], stamps: Mapping[int, Stamp] | None = None

@@ -37,6 +37,8 @@ _RUN_BYTES = 2_097_152
 _RUN_BYTES_OF_ALL = 67_108_864
 _APPEND_SECONDS = 15.0
 _SECONDS = 30.0
+_ROOM_BYTES = 1_152
+"""Of a message: what an Arrow batch of one row takes beside its content, and the header of a retry, should it fail."""
 _PATIENCE_SECONDS = 10.0
 
 
@@ -133,11 +135,20 @@ class JetStreamLog(Log):
             self._check(number)
         for batch in batches.values():
             check_entries(batch)
-        if not self._limit:
-            self._limit = min(_MESSAGE_BYTES, self._run(self._client.max_payload()) - OVERHEAD)
-        plans = {number: parts_of(batches[number], self._limit) for number in sorted(batches)}
+        limit = self._message_limit()
+        plans = {number: parts_of(batches[number], limit) for number in sorted(batches)}
         given = self._run(self._append_all(batches, plans, stamps or {}))
         return {number: given[number] for number in batches}
+
+    @property
+    def largest_message(self) -> int:
+        """By the server's max_payload. Batches are kept to 1 MiB, and so is one message."""
+        return self._message_limit() - _ROOM_BYTES
+
+    def _message_limit(self) -> int:
+        if not self._limit:
+            self._limit = min(_MESSAGE_BYTES, self._run(self._client.max_payload()) - OVERHEAD)
+        return self._limit
 
     async def _append_all(
         self, batches: Mapping[int, pa.RecordBatch], plans: Mapping[int, list[Part]], stamps: Mapping[int, Stamp]

@@ -60,8 +60,8 @@ def parts_of(batch: pa.RecordBatch, limit: int, start: int = 0) -> list[Part]:
         return [Part(start, rows)]
     if rows == 1:
         raise Refused(
-            f"one message of {batch.nbytes} bytes is larger than the NATS server takes ({limit}): "
-            "raise max_payload in its configuration"
+            f"one message of {batch.nbytes} bytes is larger than the log takes ({limit}): "
+            "that is max_payload in the server's configuration, and at most 1 MiB"
         )
     half = rows // 2
     return parts_of(batch.slice(0, half), limit, start) + parts_of(batch.slice(half), limit, start + half)

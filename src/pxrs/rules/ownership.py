@@ -134,7 +134,14 @@ def beat(row: MemberRow | None, mine: MemberRow) -> MemberRow:
     if row is None:
         return mine
     require_my_life(row, mine.owner)
-    return replace(row, beat=row.beat + 1, seen=mine.seen, parked=mine.parked, blind=mine.blind)
+    return replace(
+        row,
+        beat=row.beat + 1,
+        seen=mine.seen,
+        parked=mine.parked,
+        blind=mine.blind,
+        passed_over=mine.passed_over,
+    )
 
 
 def set_state(row: MemberRow | None, me: Owner, state: MemberState) -> MemberRow:

@@ -129,6 +129,7 @@ def encode_member(row: MemberRow) -> bytes:
             **({"seen": row.seen} if row.seen else {}),
             **({"parked": row.parked} if row.parked else {}),
             **({"blind": True} if row.blind else {}),
+            **({"passed_over": row.passed_over} if row.passed_over else {}),
         }
     )
 
@@ -150,6 +151,7 @@ def decode_member(name: str, data: bytes) -> MemberRow:
             moment("seen", fields.get("seen", 0.0)),
             tuple([_parked(pair) for pair in items("parked", fields.get("parked", []))]),
             flag("blind", fields.get("blind", False)),
+            whole("passed_over", fields.get("passed_over", 0)),
         )
     except (KeyError, BadField) as error:
         raise damaged(what, error) from None

@@ -20,7 +20,7 @@ from pxrs.runtime.assembly import Assembly, batch_facts
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.gaps import has_expired, place_in_log, tell_of_gap
 from pxrs.runtime.gist import error_stack, error_text, gist
-from pxrs.runtime.parking import as_trouble, ends_member
+from pxrs.runtime.parking import as_trouble, back_off_seconds, ends_member
 from pxrs.runtime.publishing import NobodyCommits, Outcome, commit_ends, discard_quietly, store_start
 from pxrs.runtime.shares import Share
 
@@ -217,8 +217,8 @@ class BatchLoop:
             batch = replace(batch, attempt=batch.attempt + 1)
 
     def _back_off(self, tries: int) -> bool:
-        settings, clock = self._a.settings, self._a.clock.monotonic
-        deadline = clock() + min(settings.backoff_ms * 2 ** (tries - 1), settings.backoff_max_ms) / 1000
+        clock = self._a.clock.monotonic
+        deadline = clock() + back_off_seconds(self._a.settings, tries)
         while self._may_go_on() and (left := deadline - clock()) > 0:
             self._a.pause.wait(min(left, 0.1))
         return self._may_go_on()
@@ -370,7 +370,7 @@ class BatchLoop:
             assert found is not None
             message = delivery.message_at(found, part.start, part.partition)
             context = Context(a.owner.id, part.epoch, tries)
-            a.dead_letters.keep(message, error, error_stack(error), tries, context)
+            a.dead_letters.keep(message, gist(error), error_stack(error), tries, context)
         except OutOfRange:
             return False  # deleted meanwhile: the next plan says what becomes of it
         except Exception as trouble:

@@ -6,41 +6,25 @@ is in there, durable, before its group's checkpoint passes it.
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
-from collections.abc import Iterator
-from typing import NamedTuple
-
-import pyarrow as pa
+from collections.abc import Iterable, Iterator
+from itertools import count
 
 from pxrs.clock import Clock
-from pxrs.errors import Conflict, NotFound
-from pxrs.logs.base import DEAD_LETTERS, ENTRY_SCHEMA, Log, Stamp
+from pxrs.errors import Closed, Damaged, NotFound, OutOfRange, Refused, Unavailable
+from pxrs.logs.base import DEAD_LETTERS, Log, Stamp
 from pxrs.model import Message
 from pxrs.runtime.delivery import Context, messages_of
+from pxrs.runtime.letters import DeadLetter, Failure, letter_in, letter_of
 from pxrs.runtime.letters_seen import Waiting, waiting_in
-from pxrs.stores.base import ABSENT, Store, Swap, Verdict
+from pxrs.runtime.resending import resend
+from pxrs.runtime.retried import Retried
+from pxrs.stores.base import Store
 
-_PREFIX = "pxrs."
-_STACK_LIMIT = 16_384
+__all__ = ["DeadLetter", "DeadLetters"]
 
-
-class DeadLetter(NamedTuple):
-    """One kept message: its number in the box, where it came from, why it failed, and whether it was sent again."""
-
-    number: int
-    partition: int
-    offset: int
-    key: bytes | None
-    value: bytes
-    headers: dict[str, bytes]
-    tenant: str | None
-    cause: str
-    stack: str
-    tries: int
-    member: str
-    timestamp_us: int
-    retried: bool
+logger = logging.getLogger(__name__)
 
 
 class DeadLetters:
@@ -48,101 +32,126 @@ class DeadLetters:
 
     def __init__(self, log: Log, store: Store, retried_key: str, group: str, clock: Clock) -> None:
         self._log = log
-        self._store = store
-        self._retried_key = retried_key
+        self._retried = Retried(store, retried_key)
+        self._group = group
         self._name = f"{DEAD_LETTERS}{group}"
         self._clock = clock
         self._box: Log | None = None
         self._lock = threading.Lock()
 
-    def keep(self, message: Message, cause: BaseException, stack: str, tries: int, context: Context) -> None:
-        """Store a message durably. The same message of a repeated run is recognised and kept once."""
-        headers = message.headers | {
-            f"{_PREFIX}cause": f"{type(cause).__name__}: {cause}".encode(),
-            f"{_PREFIX}stack": stack[-_STACK_LIMIT:].encode(errors="replace"),
-            f"{_PREFIX}tries": str(tries).encode(),
-            f"{_PREFIX}member": context.member.encode(),
-            f"{_PREFIX}epoch": str(context.epoch).encode(),
-            f"{_PREFIX}partition": str(message.partition).encode(),
-            f"{_PREFIX}offset": str(message.offset).encode(),
-            f"{_PREFIX}timestamp": str(message.timestamp_us).encode(),
-        }
-        entry = {
-            "timestamp": int(self._clock.wall() * 1_000_000),
-            "key": message.key,
-            "value": message.value,
-            "headers": [{"key": k, "value": v} for k, v in headers.items()],
-            "id": message.raw_id,
-            "tenant": message.tenant,
-        }
-        arrays = [pa.array([entry[field.name]], field.type) for field in ENTRY_SCHEMA]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
-        box = self._open(create=True)
-        assert box is not None
-        box.append({0: batch}, {0: Stamp(f"partition-{message.partition}", message.offset)})
+    def keep(self, message: Message, cause: BaseException | str, stack: str, tries: int, context: Context) -> None:
+        """Store a message durably, whatever its error says. The same message of a repeated run is kept once.
+
+        Raises Unavailable while the log does not answer; to call it again then is safe.
+        """
+        failure = Failure.of(cause, stack, tries, context)
+        try:
+            box = self._open(create=True)
+            assert box is not None
+            self._append(box, message, failure)
+        except (Damaged, Closed):
+            self._box = None  # it may have been deleted: the next call opens it, or makes it anew
+            raise
+        except OSError as error:
+            raise Unavailable(f"{self._name} of queue {self._log.identity.name!r}: {error}") from error
+
+    def _append(self, box: Log, message: Message, failure: Failure) -> None:
+        """A message is known by its log, its place and its id. One that fails after its letter was sent again, because
+        somebody has sought back, gets a new letter."""
+        log_id, now_us = self._log.identity.id, int(self._clock.wall() * 1_000_000)
+        batch = letter_of(message, failure, log_id, now_us, box.largest_message)
+        name = f"{log_id}/{message.partition}-{message.offset}/{message.id}"
+        end = box.bounds(0)[1]
+        for times in count():
+            number = box.append({0: batch}, {0: Stamp(name, times)})[0]
+            if number >= end or number not in self._retried.numbers(box.identity.id, end):
+                return
 
     def __iter__(self) -> Iterator[DeadLetter]:
         box = self._open(create=False)
         if box is None:
             return
-        retried = self._retried()
         offset, end = box.bounds(0)
+        retried = self._retried.numbers(box.identity.id, end)
         while offset < end:
             batch = box.read(0, offset)
             if batch is None:
                 return
-            for message in messages_of(batch, 0):
-                yield _as_letter(message, message.offset in retried)
+            for stored in messages_of(batch, 0):
+                yield self._whole(letter_in(stored, stored.offset in retried))
             offset += batch.num_rows
 
     def get(self, number: int) -> DeadLetter:
-        for letter in self:
-            if letter.number == number:
-                return letter
-        raise NotFound(f"there is no dead letter {number} in {self._name}")
+        """The letter of this number, as ``pxrs dlq ls`` shows it."""
+        box = self._open(create=False)
+        try:
+            batch = None if box is None else box.read(0, number, 1)
+        except OutOfRange:
+            batch = None
+        if box is None or batch is None:
+            raise NotFound(f"there is no dead letter {number} in {self._name}")
+        retried = self._retried.numbers(box.identity.id, number + 1)
+        return self._whole(letter_in(next(messages_of(batch, 0)), number in retried))
+
+    def retry(self, numbers: Iterable[int] | None = None, all_groups: bool = False, again: bool = False) -> list[int]:
+        """Send letters again, to the end of their partitions; returns the numbers of those that were sent.
+
+        None: all of them. Those that were sent again before are left out, unless ``again``. Only this group processes
+        the messages; with ``all_groups`` every group does. A crash may send a letter twice, and loses none.
+        """
+        chosen = list(self) if numbers is None else [self.get(number) for number in sorted(set(numbers))]
+        todo = [letter for letter in chosen if again or not letter.retried]
+        gone = [letter for letter in todo if letter.missing]
+        if gone and numbers is not None:
+            raise Refused(f"dead letter {gone[0].number}: {gone[0].missing}; nothing was sent")
+        for letter in gone:
+            logger.warning("dead letter %d of %s is left out: %s", letter.number, self._name, letter.missing)
+        there = [letter for letter in todo if not letter.missing]
+        sent: list[int] = []
+        for part in resend(self._log, there, self._group, all_groups, self._clock):
+            self.mark_retried(set(part))  # they are durable
+            sent += part
+        return sent
 
     def waiting(self) -> Waiting:
         """The letters that were not sent again: how many, and since when the oldest is there."""
         box = self._open(create=False)
-        return Waiting(0, None) if box is None else waiting_in(box, self._retried())
+        if box is None:
+            return Waiting(0, None)
+        return waiting_in(box, self._retried.numbers(box.identity.id, box.bounds(0)[1]))
 
     def mark_retried(self, numbers: set[int]) -> None:
         """Remember which letters were sent again."""
-        for _ in range(20):
-            row = self._store.read([self._retried_key])[0]
-            known = set(json.loads(row.value)["retried"]) if row else set()
-            value = json.dumps({"v": 1, "retried": sorted(known | numbers)}).encode()
-            swap = Swap(self._retried_key, row.version if row else ABSENT, value)
-            if self._store.swap_each([swap])[0].verdict is Verdict.DONE:
-                return
-        raise Conflict(f"{self._retried_key} is being changed by others all the time")
+        box = self._open(create=False)
+        if box is None:
+            raise NotFound(f"there are no dead letters in {self._name}")
+        self._retried.add(box.identity.id, numbers)
 
-    def _retried(self) -> set[int]:
-        row = self._store.read([self._retried_key])[0]
-        return set(json.loads(row.value)["retried"]) if row else set()
+    def _whole(self, letter: DeadLetter) -> DeadLetter:
+        """The letter, with the message from the queue's log if it was too large to be kept."""
+        if not letter.by_reference:
+            return letter
+        message = self._find(letter)
+        if isinstance(message, str):
+            return letter._replace(missing=message)
+        return letter._replace(key=message.key, value=message.value, headers=message.headers, tenant=message.tenant)
+
+    def _find(self, letter: DeadLetter) -> Message | str:
+        """The message that a letter refers to, or why it is not there."""
+        where = f"it was too large to be kept, and its place, partition {letter.partition} offset {letter.offset},"
+        if letter.log != self._log.identity.id:
+            return f"{where} was in a log that is gone: the queue was created anew"
+        try:
+            batch = self._log.read(letter.partition, letter.offset, 1)
+        except (OutOfRange, NotFound, Damaged) as error:
+            return f"{where} cannot be read any more: {error}"
+        found = None if batch is None else next(messages_of(batch, letter.partition))
+        if found is None or found.id != letter.id:
+            return f"{where} holds another message now: the log was cut"
+        return found
 
     def _open(self, create: bool) -> Log | None:
         with self._lock:
             if self._box is None:
                 self._box = self._log.sibling(self._name, 1, create)
             return self._box
-
-
-def _as_letter(message: Message, retried: bool) -> DeadLetter:
-    headers = message.headers
-    own = {k.removeprefix(_PREFIX): v.decode() for k, v in headers.items() if k.startswith(_PREFIX)}
-    return DeadLetter(
-        number=message.offset,
-        partition=int(own.get("partition", -1)),
-        offset=int(own.get("offset", -1)),
-        key=message.key,
-        value=message.value,
-        headers={k: v for k, v in headers.items() if not k.startswith(_PREFIX)},
-        tenant=message.tenant,
-        cause=own.get("cause", ""),
-        stack=own.get("stack", ""),
-        tries=int(own.get("tries", 0)),
-        member=own.get("member", ""),
-        timestamp_us=message.timestamp_us,
-        retried=retried,
-    )

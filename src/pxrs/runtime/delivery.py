@@ -44,6 +44,8 @@ def messages_of(batch: pa.RecordBatch | list[Row], partition: int) -> Iterator[M
     """The rows of a batch, which follow one another, as messages; headers and times are made only when asked for."""
     if isinstance(batch, list):
         return map(Delivered, batch)
+    if not batch.num_rows:
+        return iter(())
     if batch.num_rows <= CONVERTED_ROWS:
         return _messages(batch, partition)
     starts = range(0, batch.num_rows, CONVERTED_ROWS)
@@ -82,6 +84,8 @@ def _sparse(array: pa.Array) -> Iterable[Any]:
 
 def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) -> Iterator[Parcel]:
     """Cut a batch into what single calls of a handler of lists or Arrow batches get."""
+    if not batch.num_rows:
+        return
     first: int = batch.column("offset")[0].as_py()
     for start in range(0, batch.num_rows, rows):
         part = batch.slice(start, rows)
@@ -99,6 +103,12 @@ def singles(batch: pa.RecordBatch, parcel: Parcel, partition: int, deliver: Deli
 def message_at(batch: pa.RecordBatch, offset: int, partition: int) -> Message:
     first: int = batch.column("offset")[0].as_py()
     return next(messages_of(batch.slice(offset - first, 1), partition))
+
+
+def message_of(batch: pa.RecordBatch, parcel: Parcel, partition: int) -> Message:
+    """The message of a parcel that has one only, however it was delivered."""
+    found = parcel.payload
+    return found if isinstance(found, Message) else message_at(batch, parcel.start, partition)
 
 
 def check_deliver(deliver: str) -> None:

@@ -20,7 +20,7 @@ from pxrs.settings import Settings
 class DeadLetterBox(Protocol):
     """Where messages go that a handler could not process."""
 
-    def keep(self, message: Message, cause: BaseException, stack: str, tries: int, context: Context) -> None: ...
+    def keep(self, message: Message, cause: BaseException | str, stack: str, tries: int, context: Context) -> None: ...
 
 
 def nobody_yet(*_: Any) -> None:

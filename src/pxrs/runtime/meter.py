@@ -88,6 +88,7 @@ class Meter:
         yield Sample(metrics.RETRIED, labels, tally.retried)
         yield Sample(metrics.SKIPPED, labels, tally.skipped)
         yield Sample(metrics.DEAD_LETTERED, labels, tally.dead_lettered)
+        yield Sample(metrics.PASSED_OVER, labels, tally.passed_over)
         yield Sample(metrics.HANDLER_SECONDS, labels, tally.handler_seconds)
         yield Sample(metrics.EXPIRED, labels, tally.expired)
 

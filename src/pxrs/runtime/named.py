@@ -52,7 +52,7 @@ class NamedProducer:
         count = self._log.identity.partitions
         # Ids, and the turns of messages without a key, must come out the same when the batch is sent again.
         packer = Packer(self._routes, count, xxhash.xxh3_64_digest(f"{self.name}/{sequence}".encode()))
-        whole, partitions = whole_body(table, count, now_us)
+        whole, partitions = whole_body(table, count, now_us, self._log.largest_message)
         content = content_of(_given(table, whole, partitions))
         stored = [
             self._store(packer, TableParcel(_no_hurry, body, given), sequence, part, content)

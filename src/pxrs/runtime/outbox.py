@@ -15,6 +15,7 @@ from pxrs.errors import Closed, Full, PxrsError, Refused
 from pxrs.exits import Stage, at_exit
 from pxrs.latch import Latch, Nudge, join
 from pxrs.logs.base import Log
+from pxrs.logs.sizes import too_large
 from pxrs.runtime.appending import patiently
 from pxrs.runtime.parcels import ROW_BYTES, Extras, Handful, Packer, Parcel, Receipt, SentParcel, Shipment
 from pxrs.runtime.relay import Relay
@@ -42,6 +43,7 @@ class Outbox:
         self._limit = settings.buffer_bytes
         self._full = settings.batch_bytes
         self._last_row = settings.batch_rows - 1
+        self._largest = log.largest_message
         self._buffered = 0
         self.open: SentParcel | None = None
         self._ready: deque[Parcel] = deque()
@@ -70,6 +72,8 @@ class Outbox:
     def put(self, key: str | bytes | None, value: bytes, extras: Extras | None) -> Receipt:
         """Put in one message, and count those that ``Producer.send`` has put in since the last one was counted."""
         size = len(value) + len(key or b"") + ROW_BYTES + (0 if extras is None else extras.size)
+        if self._largest is not None and size - ROW_BYTES > self._largest:
+            raise too_large(size - ROW_BYTES, self._largest)
         with self._lock:
             parcel = self.open
             if parcel is None or parcel.count() + size > parcel.room:
@@ -85,7 +89,9 @@ class Outbox:
 
     def _uncounted(self, parcel: SentParcel, rows: int) -> int:
         """How many more small messages may be put in before they are counted: the buffer never overflows, and the
-        parcel becomes as large as it should be if they are like those before them."""
+        parcel becomes as large as it should be if they are like those before them. None where small is too large."""
+        if self._largest is not None and self._largest < 2 * SMALL:
+            return 0
         fit = (parcel.room - parcel.size) // (2 * SMALL + ROW_BYTES)
         wanted = (self._full - parcel.size) * rows // parcel.size
         return min(fit, wanted, UNCOUNTED)

@@ -17,6 +17,7 @@ from pxrs.errors import Unavailable
 from pxrs.latch import Latch
 from pxrs.logs import base
 from pxrs.logs.base import ENTRY_SCHEMA, HEADERS, TIMESTAMP, Log, Rows, Stamp
+from pxrs.logs.sizes import headers_bytes
 from pxrs.rules.partitioning import round_robin
 from pxrs.runtime.sorting import FEW, ids_of, joined, rows_at, split, stable_order
 
@@ -104,7 +105,7 @@ class Extras(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(len(pair["key"]) + len(pair["value"]) for pair in self.headers or ()) + len(self.tenant or "")
+        return headers_bytes(self.headers or ()) + len((self.tenant or "").encode())
 
 
 class Receipt:

@@ -9,6 +9,7 @@ from pxrs.clock import Clock
 from pxrs.errors import BadSetting, Closed, Fenced, HandlerFailed, OutOfRange, PxrsError, StopConsuming, Unavailable
 from pxrs.latch import Nudge
 from pxrs.runtime.gist import error_text
+from pxrs.settings import Settings
 
 logger = logging.getLogger("pxrs.consumer")
 
@@ -34,6 +35,11 @@ def as_trouble(error: Exception) -> PxrsError:
 def pause_after(tries: int) -> float:
     """Seconds until the next try."""
     return min(PARKED_SECONDS, FIRST_SECONDS * 2.0 ** min(tries - 1, 10))
+
+
+def back_off_seconds(settings: Settings, tries: int) -> float:
+    """Seconds between a handler's failure and the next call, after so many tries."""
+    return min(settings.backoff_ms * 2.0 ** (tries - 1), settings.backoff_max_ms) / 1000
 
 
 class Parking:

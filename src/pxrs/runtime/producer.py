@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pxrs.clock import Clock
 from pxrs.errors import BadKey, Refused
 from pxrs.logs.base import Log
+from pxrs.rules.addressing import refuse_name
 from pxrs.runtime.outbox import SMALL, Outbox
 from pxrs.runtime.parcels import Extras, Packer, Receipt, Routes, TableParcel
 from pxrs.runtime.tables import body_parts
@@ -73,6 +74,7 @@ class Producer:
         self.id = os.urandom(8).hex()
         self._partitions = log.identity.partitions
         self._queue = log.identity.name
+        self._largest = log.largest_message
         self._settings = settings
         self._clock = clock
         packer = Packer(partitioner, self._partitions, bytes.fromhex(self.id))
@@ -133,7 +135,7 @@ class Producer:
         A column ``partition``, if there is one, is taken as it is instead of routing by key.
         """
         now_us = round(self._clock.wall() * 1e6)
-        parts = body_parts(table, self._partitions, now_us, self._settings.buffer_bytes)
+        parts = body_parts(table, self._partitions, now_us, self._settings.buffer_bytes, self._largest)
         parcels = []
         for batch, given, size in parts:
             parcel = TableParcel(self._outbox.hurry, batch, given)
@@ -233,6 +235,7 @@ def _pairs(headers: Mapping[str, bytes | str]) -> list[dict[str, Any]]:
         raise Refused(f"headers must be a mapping of names to bytes, not {type(headers).__name__}")
     for name in headers:
         _check_text("header name", name)
+        refuse_name(name)
     return [{"key": name, "value": _value(value, "header value")} for name, value in headers.items()]
 
 

@@ -63,8 +63,9 @@ class Pulse:
 
     def _as_of_now(self) -> MemberRow:
         """This member's row with what people want to know of it, and whether it can read its log."""
-        parked, blind = _parked(self._work.troubles()), self._work.is_blind()
-        return replace(self._row, seen=self._wall(), parked=parked, blind=blind)
+        work, seen = self._work, self._wall()
+        parked, passed_over = _parked(work.troubles()), work.tally().passed_over
+        return replace(self._row, seen=seen, parked=parked, blind=work.is_blind(), passed_over=passed_over)
 
     def look(self, row: MemberRow | None) -> bool:
         """Read what others have written into this member's row. True: an operator asks it to leave."""

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from pxrs.errors import Refused
 from pxrs.logs.base import HEADERS, TIMESTAMP
+from pxrs.logs.sizes import refuse_large
+from pxrs.rules.addressing import refuse_marked
 from pxrs.runtime.outbox import SHIPMENT_BYTES
 from pxrs.runtime.parcels import BODY_SCHEMA, GIVEN_BYTES, nulls
 
@@ -60,12 +62,13 @@ _ACCEPTED: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 }
 
 
-def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> list[_Part]:
+def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int, most: int | None) -> list[_Part]:
     """The rows as batches of ``BODY_SCHEMA``, with the partitions if given, and the bytes each will hold.
 
-    Everything is checked before the first part is returned: a bad table is refused whole.
+    Everything is checked before the first part is returned: a bad table is refused whole. ``most``: the largest message
+    that the log takes.
     """
-    body, given = whole_body(table, partitions, now_us)
+    body, given = whole_body(table, partitions, now_us, most)
     parts = list(_cut(body, given, min(max(PART_BYTES, PARTITION_BYTES * partitions), buffer_bytes)))
     largest = max((size for _, _, size in parts), default=0)
     if largest > buffer_bytes:
@@ -73,7 +76,7 @@ def body_parts(table: Any, partitions: int, now_us: int, buffer_bytes: int) -> l
     return parts
 
 
-def whole_body(table: Any, partitions: int, now_us: int) -> tuple[pa.Table, NDArray[np.int32] | None]:
+def whole_body(table: Any, partitions: int, now_us: int, most: int | None) -> tuple[pa.Table, NDArray[np.int32] | None]:
     """The rows as a table of ``BODY_SCHEMA``, checked, with the partitions if given."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -81,7 +84,10 @@ def whole_body(table: Any, partitions: int, now_us: int) -> tuple[pa.Table, NDAr
         raise Refused(f"send_batch takes a pyarrow Table or RecordBatch, not {type(table).__name__}")
     _check_columns(table.schema)
     given = _given_partitions(table, partitions) if "partition" in table.column_names else None
-    return _body(table, now_us), given
+    body = _body(table, now_us)
+    refuse_marked(body.column("headers"))
+    refuse_large(body, most)
+    return body, given
 
 
 def parts_by_rows(body: pa.Table, given: NDArray[np.int32] | None, rows: int) -> Iterator[_Part]:

@@ -15,6 +15,8 @@ class Tally:
     dead_lettered: int = 0
     handler_seconds: float = 0.0
     expired: int = 0
+    passed_over: int = 0
+    """Dead letters that were sent again for another group."""
 
     def add(self, other: Tally) -> None:
         for counter in fields(Tally):

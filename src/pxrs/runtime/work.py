@@ -10,6 +10,7 @@ from pxrs.errors import PxrsError
 from pxrs.model import Grant, Partition
 from pxrs.rules.rebalance import Mode
 from pxrs.runtime.rows import Held
+from pxrs.runtime.tally import Tally
 
 
 class Work(Protocol):
@@ -43,6 +44,9 @@ class Work(Protocol):
 
     def troubles(self) -> Mapping[int, PxrsError]:
         """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
+
+    def tally(self) -> Tally:
+        """What was done since the start."""
 
 
 @dataclass(slots=True)

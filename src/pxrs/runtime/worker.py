@@ -18,12 +18,13 @@ import pyarrow as pa
 from pxrs.errors import Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable
 from pxrs.logs.base import Row
 from pxrs.model import Grant, Message
+from pxrs.rules.addressing import Reader, own_part
 from pxrs.runtime import delivery
 from pxrs.runtime.delivery import Context, Parcel
 from pxrs.runtime.gaps import place_in_log, tell_of_gap
 from pxrs.runtime.gist import error_stack, error_text
 from pxrs.runtime.job import Job
-from pxrs.runtime.parking import Parking, ends_member
+from pxrs.runtime.parking import Parking, back_off_seconds, ends_member
 from pxrs.runtime.tally import Tally
 
 logger = logging.getLogger("pxrs.consumer")
@@ -161,7 +162,8 @@ class Worker:
     @property
     def tally(self) -> Tally:
         """What was done since the start. Handled is what the position has passed: no message is counted by itself."""
-        return replace(self._tally, handled=max(0, (self.position or 0) - self._not_handled) if self._begun else 0)
+        handled = (self.position or 0) - self._not_handled - self._tally.passed_over if self._begun else 0
+        return replace(self._tally, handled=max(0, handled))
 
     def _end(self) -> None:
         try:
@@ -217,13 +219,19 @@ class Worker:
             self._job.wake()
         return batch
 
+    def _own(self, batch: pa.RecordBatch | list[Row]) -> pa.RecordBatch | list[Row]:
+        """The next messages for this group. What was sent again for another one is passed over, and counted."""
+        passed, own = own_part(batch, Reader(self._job.log.identity.id, self._job.group))
+        if passed:
+            self._tally.passed_over += passed
+            self._advance((self.position or 0) + passed)
+        return own
+
     def _handle_batch(self, batch: pa.RecordBatch | list[Row]) -> None:
         began = self._job.clock.monotonic()
         try:
-            if self._job.deliver == "message":
-                self._handle_messages(batch)
-            else:
-                self._handle_parcels(batch)
+            handle = self._handle_messages if self._job.deliver == "message" else self._handle_parcels
+            handle(self._own(batch))
         finally:
             self.busy_since = None
             self._tally.handler_seconds += self._job.clock.monotonic() - began
@@ -350,10 +358,7 @@ class Worker:
 
     def _back_off(self, tries: int) -> bool:
         """Wait before the next try; False if the partition is to be given up meanwhile."""
-        settings = self._job.settings
-        deadline = (
-            self._job.clock.monotonic() + min(settings.backoff_ms * 2 ** (tries - 1), settings.backoff_max_ms) / 1000
-        )
+        deadline = self._job.clock.monotonic() + back_off_seconds(self._job.settings, tries)
         while not self._halt and (left := deadline - self._job.clock.monotonic()) > 0:
             self._bell.wait(left)
             self._bell.clear()
@@ -375,9 +380,7 @@ class Worker:
             self._tally.skipped += 1
             logger.error("skipped %s after %d tries: %s", where, tries, error_text(error))
             return True
-        message = parcel.payload
-        if not isinstance(message, Message):
-            message = delivery.message_at(batch, parcel.start, self.grant.partition)
+        message = delivery.message_of(batch, parcel, self.grant.partition)
         if not self._put_aside(message, error, tries):
             return False
         logger.error("dead-lettered %s after %d tries: %s", where, tries, error_text(error))

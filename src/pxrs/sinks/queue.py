@@ -17,6 +17,7 @@ from pxrs.clock import SystemClock
 from pxrs.errors import BadSetting, Damaged, Refused
 from pxrs.logs.base import ENTRY_SCHEMA, Stamp
 from pxrs.model import Batch
+from pxrs.rules.addressing import without_mark
 from pxrs.runtime.appending import patiently
 from pxrs.runtime.once import Once
 from pxrs.runtime.parcels import Packer, TableParcel
@@ -106,10 +107,13 @@ class QueueSink(StagedSink):
         queue, now_us = self._queue, round(SystemClock().wall() * 1e6)
         for table in tables:
             table = table.drop_columns([name for name in table.column_names if name in _OF_THE_SOURCE])
+            if "headers" in table.column_names:  # what was for one group of the source is for all groups here
+                table = table.set_column(*_headers_to_pass_on(table))
             if "key" not in table.column_names:
                 table = table.append_column("key", pa.nulls(table.num_rows, pa.binary()))
             try:
-                parts = body_parts(table, queue.partitions, now_us, queue.settings.buffer_bytes)
+                most = queue.log.largest_message
+                parts = body_parts(table, queue.partitions, now_us, queue.settings.buffer_bytes, most)
             except Refused as error:
                 raise Refused(f"the output for queue {queue.name!r}: {error}") from error
             yield from (body for body, _, _ in parts)
@@ -159,6 +163,10 @@ def _tables(output: Any, data: str) -> Iterator[pa.Table]:
             yield opened.schema_arrow.empty_table()  # its columns are checked, though no row be there
             yield from (pa.Table.from_batches([rows]) for rows in opened.iter_batches(CHUNK))
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _headers_to_pass_on(table: pa.Table) -> tuple[int, str, pa.ChunkedArray]:
+    return table.schema.get_field_index("headers"), "headers", without_mark(table.column("headers"))
 
 
 def _read_parts(path: str) -> list[Part]:

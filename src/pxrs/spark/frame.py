@@ -15,10 +15,11 @@ from pyspark.sql.types import StructType
 from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log
 from pxrs.model import Range
+from pxrs.rules.addressing import Reader, own_rows
 from pxrs.spark.classic import check_session
 from pxrs.spark.columns import check_columns, schema_of
 from pxrs.spark.plan import Plan, Ranges, Slice, check_ranges, plan_of
-from pxrs.spark.reading import MapArrow, Reading, Stored, TaskReader, batches_of, joined, read_tasks, results
+from pxrs.spark.reading import MapArrow, Reading, TaskReader, batches_of, joined, read_tasks, results
 from pxrs.spark.sealed import SealedPart, read_sealed, split, united
 
 if TYPE_CHECKING:
@@ -44,14 +45,30 @@ def frame(
     read by one task; ``tasks`` limits how many there are (default: as many as run at once).
     """
     check_session(spark, "frame")
+    return group_frame(spark, queue, ranges, None, columns, map_arrow, schema, tasks)
+
+
+def group_frame(
+    spark: SparkSession,
+    queue: Queue | Log,
+    ranges: Ranges,
+    reader: Reader | None,
+    columns: Iterable[str] | None = None,
+    map_arrow: MapArrow | None = None,
+    schema: Schema | None = None,
+    tasks: int | None = None,
+) -> DataFrame:
+    """The same for a group, without what it passes over."""
     log = log_of(queue)
     names = check_columns(columns)
     output = output_schema(names, map_arrow, schema)
     wanted = check_ranges(log, ranges)
     if not wanted or not _can_give_pieces(log, wanted[0]):
-        table = _read_here(log, wanted, Reading(log.identity.name, names, to_arrow(output)), map_arrow)
+        reading = Reading(log.identity.name, names, to_arrow(output), reader)
+        table, _ = _read_here(log, wanted, reading, map_arrow)
         return spark.createDataFrame(table, schema=output)
     plan = plan_of(log, wanted, names, spark.sparkContext.defaultParallelism if tasks is None else tasks)
+    plan = plan._replace(reader=reader)
     return _load(spark, plan, output, map_arrow) if map_arrow is not None else _mixed(spark, plan, output)
 
 
@@ -66,7 +83,7 @@ def _mixed(spark: SparkSession, plan: Plan, schema: StructType) -> DataFrame:
     """Sealed files are read by the JVM; only what is not sealed goes through Python."""
     sealed: list[SealedPart] = []
     tasks = [[rest for one in task if (rest := _take_sealed(one, sealed)) is not None] for task in plan.tasks]
-    frames = [read_sealed(spark, plan.topic, sealed, plan.columns, schema)] if sealed else []
+    frames = [read_sealed(spark, plan.topic, sealed, plan.columns, schema, plan.reader)] if sealed else []
     if any(tasks):
         tail = plan._replace(tasks=tuple(tuple(task) for task in tasks if task))
         frames.append(_load(spark, tail, schema, None))
@@ -82,7 +99,7 @@ def _take_sealed(part: Slice, sealed: list[SealedPart]) -> Slice | None:
 def _load(spark: SparkSession, plan: Plan, schema: StructType, map_arrow: MapArrow | None) -> DataFrame:
     """Not through the data source: Spark would plan that in two more processes, and copy each row once more."""
     function = None if map_arrow is None else _pickled(map_arrow)
-    reader = TaskReader(Reading(plan.topic, plan.columns, to_arrow(schema)), function)
+    reader = TaskReader(Reading(plan.topic, plan.columns, to_arrow(schema), plan.reader), function)
     tasks = len(plan.tasks)
     return spark.range(0, tasks, 1, tasks).mapInArrow(partial(read_tasks, plan.tasks, reader), schema)
 
@@ -95,10 +112,21 @@ def arrow_of(
     schema: Schema | None = None,
 ) -> pa.Table:
     """What ``frame`` would hold, read in this process: quicker for few messages. One chunk, copied out of the log."""
-    log = log_of(queue)
+    return group_table(log_of(queue), ranges, None, columns, map_arrow, schema)[0]
+
+
+def group_table(
+    log: Log,
+    ranges: Ranges,
+    reader: Reader | None,
+    columns: Iterable[str] | None = None,
+    map_arrow: MapArrow | None = None,
+    schema: Schema | None = None,
+) -> tuple[pa.Table, int]:
+    """The same for a group, without what it passes over, and how many messages that were."""
     names = check_columns(columns)
     output = to_arrow(output_schema(names, map_arrow, schema))
-    return _read_here(log, check_ranges(log, ranges), Reading(log.identity.name, names, output), map_arrow)
+    return _read_here(log, check_ranges(log, ranges), Reading(log.identity.name, names, output, reader), map_arrow)
 
 
 def log_of(queue: Queue | Log) -> Log:
@@ -130,24 +158,32 @@ def _pickled(map_arrow: MapArrow) -> bytes:
 # ---- reading in this process -----------------------------------------------------------------------------------------
 
 
-def _read_here(log: Log, wanted: Iterable[Range], reading: Reading, map_arrow: MapArrow | None) -> pa.Table:
+def _read_here(log: Log, wanted: Iterable[Range], reading: Reading, map_arrow: MapArrow | None) -> tuple[pa.Table, int]:
     slices = (Slice(*part) for part in wanted)
-    batches = list(batches_of(reading, slices, _stored_in(log), map_arrow))
+    stored = Stored(log, reading.reader)
+    batches = list(batches_of(reading, slices, stored, map_arrow))
     # Spark's way into the JVM stumbles over slices with columns that are all null, and over columns with no chunk.
     whole = joined(batches, reading.schema) if batches else pa.RecordBatch.from_pylist([], schema=reading.schema)
-    return pa.Table.from_batches([whole])
+    return pa.Table.from_batches([whole]), stored.passed_over
 
 
-def _stored_in(log: Log) -> Stored:
-    def stored(part: Slice) -> Iterator[pa.RecordBatch]:
+class Stored:
+    """The stored batches of an open log, as a group reads them; counts what is for other groups."""
+
+    def __init__(self, log: Log, reader: Reader | None) -> None:
+        self.passed_over = 0
+        self._log = log
+        self._reader = reader
+
+    def __call__(self, part: Slice) -> Iterator[pa.RecordBatch]:
         offset = part.start
         while offset < part.end:
-            batch = log.read(part.partition, offset, part.end - offset)
+            batch = self._log.read(part.partition, offset, part.end - offset)
             assert batch is not None, "the range was checked against the end of the log"
-            yield batch
+            own = batch if self._reader is None else own_rows(batch, self._reader)
+            self.passed_over += batch.num_rows - own.num_rows
+            yield own
             offset += batch.num_rows
-
-    return stored
 
 
 # ---- what comes out --------------------------------------------------------------------------------------------------

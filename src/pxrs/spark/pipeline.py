@@ -320,6 +320,9 @@ class Pipeline:
     def _remember(self, kind: str, facts: Mapping[str, Any]) -> None:
         if kind == "batch":
             self.recent.append(facts)
+            passed, self._runner.passed_over = self._runner.passed_over, 0
+            if facts["outcome"] == "committed":
+                self._shares.count(passed_over=passed, handled=-passed)
 
 
 _all: weakref.WeakSet[Pipeline] = weakref.WeakSet()

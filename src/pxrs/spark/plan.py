@@ -10,6 +10,7 @@ from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log, Piece
 from pxrs.logs.records import check_partition, refuse_offset
 from pxrs.model import Range
+from pxrs.rules.addressing import Reader
 
 Ranges = Mapping[int, tuple[int, int]] | Iterable[Range]
 """``{partition: (start, end)}``, or ``Range`` objects, also several of one partition."""
@@ -26,11 +27,12 @@ class Slice(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which columns of a queue are read, and by which task which slices, in order."""
+    """Which columns of a queue are read, and by which task which slices; ``reader`` is the group, if one reads."""
 
     topic: str
     columns: tuple[str, ...]
     tasks: tuple[tuple[Slice, ...], ...]
+    reader: Reader | None = None
 
 
 # ---- planning --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pxrs.errors import HandlerFailed, Refused
 from pxrs.logs.pieces import read_range
+from pxrs.rules.addressing import Reader, own_rows
 from pxrs.spark.columns import Shaper, schema_of
 from pxrs.spark.plan import Slice
 from pxrs.spark.wire import do_not_wait
@@ -33,11 +34,15 @@ Stored = Callable[[Slice], Iterable[pa.RecordBatch]]
 
 
 class Reading(NamedTuple):
-    """Which columns of which queue are read, and with which schema the batches come out."""
+    """Which columns of which queue are read, and with which schema the batches come out.
+
+    ``reader``: the group that reads. It passes over dead letters that were sent again for another one.
+    """
 
     topic: str
     columns: tuple[str, ...]
     schema: pa.Schema
+    reader: Reader | None = None
 
 
 Arrival = tuple[Callable[..., "TaskReader"], tuple[Reading, bytes | None]]
@@ -67,7 +72,11 @@ class TaskReader:
         return batches_of(self.reading, slices, self._stored, function)
 
     def _stored(self, part: Slice) -> Iterator[pa.RecordBatch]:
-        return read_range(part.pieces, part.start, part.end, self.reading.columns)
+        columns, reader = self.reading.columns, self.reading.reader
+        if reader is None:
+            return read_range(part.pieces, part.start, part.end, columns)
+        found = read_range(part.pieces, part.start, part.end, (*columns, "headers"))  # these say for whom a message is
+        return (own_rows(batch, reader) for batch in found)
 
 
 def arrived(reading: Reading, function: bytes | None = None) -> TaskReader:

@@ -14,9 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log
 from pxrs.model import Batch
+from pxrs.rules.addressing import Reader
 from pxrs.runtime.delivery import taking
 from pxrs.spark.columns import check_columns, schema_of
-from pxrs.spark.frame import Schema, arrow_of, frame, nothing, output_schema, to_arrow
+from pxrs.spark.frame import Schema, group_frame, group_table, nothing, output_schema, to_arrow
 from pxrs.spark.reading import MapArrow, results
 
 FAST_BYTES = 16 << 20
@@ -54,10 +55,13 @@ class Runner:
         self._has_sink = has_sink
         self._fast_rows = fast_rows
         self._running: str | None = None
+        self.passed_over = 0
+        """How many messages of the last batch were for other groups; what tasks pass over is not counted."""
 
     def execute(self, batch: Batch) -> Any:
         """The output of a batch: a DataFrame, or an Arrow table; None without a sink."""
         self._running = batch.name  # also after this returns: a sink computes what is lazy
+        self.passed_over = 0
         return self._run(batch, self._table(batch) if self._is_small(batch) else None)
 
     def _run(self, batch: Batch, table: pa.Table | None) -> Any:
@@ -86,11 +90,18 @@ class Runner:
 
     def _table(self, batch: Batch) -> pa.Table:
         schema = None if self._map_arrow is None else self._schema
-        return arrow_of(self._log, batch.ranges, self._columns, self._map_arrow, schema)
+        reader = self._reader(batch)
+        table, self.passed_over = group_table(self._log, batch.ranges, reader, self._columns, self._map_arrow, schema)
+        return table
 
     def _frame(self, batch: Batch) -> DataFrame:
         schema = None if self._map_arrow is None else self._schema
-        return frame(self._spark, self._log, batch.ranges, self._columns, self._map_arrow, schema)
+        reader = self._reader(batch)
+        return group_frame(self._spark, self._log, batch.ranges, reader, self._columns, self._map_arrow, schema)
+
+    def _reader(self, batch: Batch) -> Reader:
+        """A backfill is no group: it passes over everything that is for one group only."""
+        return Reader(self._log.identity.id, batch.group)
 
     def _label(self, batch: Batch) -> None:
         """What the Spark UI shows beside the jobs of this batch."""

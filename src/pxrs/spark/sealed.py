@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pxrs.logs.base import SCHEMA, Piece
+from pxrs.rules.addressing import ONLY_FOR, Reader
 from pxrs.spark.columns import TYPES, schema_of
 from pxrs.spark.plan import Slice
 
@@ -50,7 +51,12 @@ def _part(part: Slice, piece: Piece) -> SealedPart:
 
 
 def read_sealed(
-    spark: SparkSession, topic: str, parts: Sequence[SealedPart], columns: Sequence[str], schema: StructType
+    spark: SparkSession,
+    topic: str,
+    parts: Sequence[SealedPart],
+    columns: Sequence[str],
+    schema: StructType,
+    reader: Reader | None = None,
 ) -> DataFrame:
     """One scan over all files; one for each partition if rows must tell theirs. Spark would read the paths of files
     for that, also where the column is not used in the end: only very many partitions are worth it."""
@@ -58,15 +64,19 @@ def read_sealed(
     if not _BY_PARTITION.isdisjoint(columns):
         apart = [list(group) for _, group in groupby(sorted(parts), key=lambda part: part.partition)]
         groups = [*apart] if len(apart) <= _MOST_SCANS else groups
-    return united([_read(spark, topic, group, columns) for group in groups]).to(schema)
+    return united([_read(spark, topic, group, columns, reader) for group in groups]).to(schema)
 
 
-def _read(spark: SparkSession, topic: str, parts: Sequence[SealedPart], columns: Sequence[str]) -> DataFrame:
+def _read(
+    spark: SparkSession, topic: str, parts: Sequence[SealedPart], columns: Sequence[str], reader: Reader | None
+) -> DataFrame:
     """A scan over the files that are wanted as they are, and one over those of which a part is: few, and filtered."""
     whole, cut = [part for part in parts if part.whole], [part for part in parts if not part.whole]
     frames = [_scan(spark, whole)] if whole else []
     if cut:
         frames.append(_scan(spark, cut).where(reduce(Column.__or__, map(_wanted, cut))))
+    if reader is not None:
+        frames = [frame.where(_meant_for(reader)) for frame in frames]
     constants = _constants(topic, parts)
     selected = [constants.get(name, F.col(name)).alias(name) for name in columns]
     return united([frame.select(selected) for frame in frames])
@@ -87,6 +97,17 @@ def _wanted(part: SealedPart) -> Column:
     """The end of a path is plain, however the path before it is written."""
     place = "/" + "/".join(part.path.split("/")[-2:])
     return F.col("_metadata.file_path").endswith(place) & F.col("offset").between(part.start, part.end - 1)
+
+
+def _meant_for(reader: Reader) -> Column:
+    """What ``Reader.is_meant`` says, for the JVM: the mark in the headers names no other group of this log."""
+
+    def is_for_another(header: Column) -> Column:
+        words = F.split(header["value"].cast("string"), "/")
+        is_of_log = (F.size(words) == 3) & (words[0] == reader.log_id)
+        return (header["key"] == ONLY_FOR) & is_of_log & (words[1] != reader.group)
+
+    return F.coalesce(~F.exists("headers", is_for_another), F.lit(True))
 
 
 def _constants(topic: str, parts: Sequence[SealedPart]) -> dict[str, Column]:

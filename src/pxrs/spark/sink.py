@@ -44,7 +44,9 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     _refuse_overwrite(overwrite, "output mode", "stream.writeStream.outputMode('append')")
     request = parse_sink(options, is_stream=True)
     job, root = _prepare(request, schema)
-    return StreamWriter(job, root, Target(request.log, request.settings), options.get("checkpointlocation"))
+    return StreamWriter(
+        job._replace(passes_on=True), root, Target(request.log, request.settings), options.get("checkpointlocation")
+    )
 
 
 def _refuse_overwrite(overwrite: bool, what: str, instead: str) -> None:
@@ -61,7 +63,8 @@ def _prepare(request: SinkRequest, schema: StructType) -> tuple[Job, str]:
         local_directory(request.staging)
     with closing(_opened(request)) as log:
         check_routed(schema, log.identity)
-        job = Job(_routing(log.identity, columns), columns, settings.durability == "fsync")
+        is_durable = settings.durability == "fsync"
+        job = Job(_routing(log.identity, columns), columns, is_durable, largest=log.largest_message)
         return job, _root(log, request.staging)
 
 

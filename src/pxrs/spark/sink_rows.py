@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from pxrs.errors import Refused
 from pxrs.logs.base import ENTRY_SCHEMA
 from pxrs.logs.durable import make_directories, sync_directory
+from pxrs.logs.sizes import refuse_large
 from pxrs.plugins import hashes_of_other_packages
+from pxrs.rules.addressing import refuse_marked, without_mark
 from pxrs.rules.hashing import known_hashes, register_hash
 from pxrs.rules.partitioning import NULL_KEY, Partitioner, round_robin
 from pxrs.spark.sink_places import Place
@@ -48,11 +50,17 @@ class Routing(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What every task of a write is told."""
+    """What every task of a write is told.
+
+    ``passes_on``: a stream stores messages as they came, and leaves out the mark of a retry for one group. A batch
+    write refuses it. ``largest``: the largest message that the log takes.
+    """
 
     routing: Routing
     columns: tuple[str, ...]
     is_durable: bool
+    passes_on: bool = False
+    largest: int | None = None
 
 
 class File(NamedTuple):
@@ -72,7 +80,7 @@ def stage(batches: Iterable[pa.RecordBatch], job: Job, place: Place) -> File:
         writer: pa.ipc.RecordBatchStreamWriter | None = None
         router = Router(job.routing, int(name[:12], 16))
         for group in grouped(batch.select(job.columns) for batch in batches):
-            body = to_body(group)
+            body = to_body(group, job)
             if writer is None:
                 make_directories(place.staged)
                 writer = pa.ipc.new_stream(path, body.schema, options=_OPTIONS)
@@ -122,8 +130,22 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=batches[0].schema)
 
 
-def to_body(group: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns that are stored, in the log's types."""
+def to_body(group: pa.RecordBatch, job: Job) -> pa.RecordBatch:
+    """The columns that are stored, in the log's types; refused where the log would not take a row."""
+    body = _in_types_of_log(group)
+    if "headers" in body.schema.names:
+        body = _without_mark(body) if job.passes_on else body
+        refuse_marked(body.column("headers"))
+    refuse_large(body, job.largest)
+    return body
+
+
+def _without_mark(body: pa.RecordBatch) -> pa.RecordBatch:
+    headers = without_mark(pa.chunked_array([body.column("headers")])).combine_chunks()
+    return body.set_column(body.schema.get_field_index("headers"), body.schema.field("headers"), headers)
+
+
+def _in_types_of_log(group: pa.RecordBatch) -> pa.RecordBatch:
     names = [name for name in group.schema.names if name != "partition"]
     schema = pa.schema([ENTRY_SCHEMA.field(name).with_nullable(name != "value") for name in names])
     return pa.RecordBatch.from_arrays([_cast(group.column(name), schema.field(name)) for name in names], schema=schema)

@@ -22,6 +22,7 @@ from pxrs.clock import SystemClock
 from pxrs.logs.base import Log
 from pxrs.logs.records import refuse_offset
 from pxrs.model import Range
+from pxrs.rules.addressing import Reader
 from pxrs.rules.batches import share_out
 from pxrs.spark.offsets import offset_of, open_log, partitions_of, split
 from pxrs.spark.options import StreamRequest, check_selection, parse_stream
@@ -46,7 +47,8 @@ def stream_reader(options: Mapping[str, str], schema: pa.Schema) -> StreamReader
     request = parse_stream(options)
     with closing(open_log(request.read.log)) as log:
         partitions_of(request.read, log)
-        reading = Reading(log.identity.name, check_selection(schema), schema)
+        reader = None if request.group is None else Reader(log.identity.id, request.group)
+        reading = Reading(log.identity.name, check_selection(schema), schema, reader)
     if request.group is None:
         return PlainReader(request, reading)
     found: StreamReader = import_module("pxrs.spark.streaming_group").GroupReader(request, reading)

@@ -126,7 +126,11 @@ class GroupReader(StreamReader):
             life.fenced = planned.fenced
             life.running = self._claimed_again(life, planned)
         life.files.write_sheet(life.running)
-        return self.tasks(life.running.ranges)
+        tasks = self.tasks(life.running.ranges)
+        if self._handed is not None:  # they were read here: what tasks pass over is not counted
+            rows = sum(part.rows for part in life.running.ranges)
+            life.member.shares.count(passed_over=rows - sum(batch.num_rows for batch in self._handed))
+        return tasks
 
     def commit(self, end: Offset) -> None:  # noqa: ARG002 - comes one batch late: what is over is known already
         if self._life is not None:

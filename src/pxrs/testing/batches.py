@@ -207,10 +207,10 @@ class BatchProcess(Process):
             self.cluster.world.history.append(Waived(place.partition, place.offset))
         return mute
 
-    def keep(self, message: Message, cause: BaseException, stack: str, tries: int, context: Context) -> None:  # noqa: ARG002 - the port of a dead letter box
+    def keep(self, message: Message, cause: BaseException | str, stack: str, tries: int, context: Context) -> None:  # noqa: ARG002 - the port of a dead letter box
         """Only a message that really failed may stand in the dead letters: not one whose sink did, for example."""
         self._processed(Place(message.partition, message.offset, context.epoch))
-        if isinstance(cause, SimulatedFailure):
+        if SimulatedFailure.__name__ in f"{cause!r}":  # the loop of batches says it in words
             self.cluster.world.history.append(Waived(message.partition, message.offset))
 
 

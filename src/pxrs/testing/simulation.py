@@ -23,6 +23,7 @@ from pxrs.model import Grant, MemberRow, Owner
 from pxrs.rules import rows
 from pxrs.runtime.member import Member
 from pxrs.runtime.registry import Registry
+from pxrs.runtime.tally import Tally
 from pxrs.runtime.work import Work
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Store, Swap
@@ -98,6 +99,9 @@ class SimulatedWork:
 
     def troubles(self) -> dict[int, PxrsError]:
         return {}
+
+    def tally(self) -> Tally:
+        return Tally()
 
     def _later(self, task: _Task) -> None:
         world = self._cluster.world

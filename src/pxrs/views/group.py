@@ -77,6 +77,7 @@ class MemberLine(Line):
     ``state``: what the member says of itself; or Dead, if its process shows no life; evicted, if it was put out and
     has not noticed yet; damaged, if its row cannot be read. ``seen`` is the time of its last beat by its own clock,
     ``silent_seconds`` how long ago that is by ours; None if it has not said so, or if the clocks disagree.
+    ``passed_over``: how many dead letters that were sent again for other groups it has passed over since it joined.
     ``app``, ``ui`` and ``jvm`` are of a Spark application: its id, the address of its web page, the JVM's process id.
     """
 
@@ -94,6 +95,7 @@ class MemberLine(Line):
     jvm: str = NOTHING
     seen: float | None = None
     silent_seconds: float | None = None
+    passed_over: int = 0
 
     @property
     def lives(self) -> bool:
@@ -174,6 +176,11 @@ class GroupView(Lines[PartitionLine]):
     def idle(self) -> list[str]:
         """Members that own nothing and stand by."""
         return [member.member for member in self.members if member.idle]
+
+    @property
+    def passed_over(self) -> int:
+        """How many dead letters that were sent again for other groups the present members have passed over."""
+        return sum(member.passed_over for member in self.members)
 
     @property
     def state(self) -> str:
@@ -259,5 +266,6 @@ def _member_line(group: Group, member: MemberRow, owned: tuple[int, ...], dead: 
         joined=member.joined,
         seen=member.seen or None,
         silent_seconds=silent if silent is not None and silent >= 0 else None,
+        passed_over=member.passed_over,
         **{name: info.get(name) or NOTHING for name in ("host", "pid", "engine", "app", "ui", "jvm")},
     )
