@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
