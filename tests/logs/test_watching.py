@@ -185,17 +185,41 @@ def test_without_inotify_or_a_free_watch_it_polls_and_says_so(
         inotify._process.watcher.close()
 
 
-def test_who_asks_for_it_is_told_of_reads(tmp_path: Path) -> None:
-    (tmp_path / "ring").write_bytes(b"!")
+def test_who_watches_a_file_is_told_when_it_was_read_and_of_no_other(tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        (tmp_path / name).write_bytes(b"!")
+    heard, other_heard = threading.Event(), threading.Event()
+    cancel = inotify.watch_files([str(tmp_path / "mine")], heard.set)
+    cancel_other = inotify.watch_files([str(tmp_path / "other")], other_heard.set)
+    assert (tmp_path / "other").read_bytes() == b"!"
+    assert other_heard.wait(10)
+    assert not heard.is_set()
+    assert (tmp_path / "mine").read_bytes() == b"!"
+    assert heard.wait(10)
+    cancel()
+    cancel_other()
+
+
+def test_who_watches_a_file_is_told_when_it_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"!")
     heard = threading.Event()
-    cancel = inotify.watch_directory(str(tmp_path), heard.set, reads=True)
-    assert (tmp_path / "ring").read_bytes() == b"!"
+    cancel = inotify.watch_files([str(tmp_path / "mine")], heard.set)
+    (tmp_path / "mine").unlink()
     assert heard.wait(10)
     cancel()
 
 
+def test_a_file_that_is_missing_leaves_no_watch_behind(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"!")
+    watcher = inotify.shared_watcher()
+    before = len(watcher._callbacks)
+    with pytest.raises(NotFound):
+        inotify.watch_files([str(tmp_path / "there"), str(tmp_path / "missing")], lambda: None)
+    assert len(watcher._callbacks) == before
+
+
 def test_reads_cannot_be_seen_by_looking_so_that_one_might_be_at_any_time(tmp_path: Path) -> None:
     heard = threading.Event()
-    cancel = PollingWatcher(0.001).watch(str(tmp_path), heard.set, reads=True)
+    cancel = PollingWatcher(0.001).watch_files([str(tmp_path / "x")], heard.set)
     assert heard.wait(10)
     cancel()

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-from pxrs.clients.bell import Bell
+from pxrs.clients.bell import Bells
 from pxrs.stores.base import ABSENT, Row, Store, Swap
 from pxrs.testing.faults import open_store
 from pxrs.testing.ground import FileGround, Ground, Happening
@@ -94,6 +94,6 @@ class SqliteGround(FileGround):
     def without_watch(self) -> Iterator[None]:
         """Nobody rings while the block runs."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Bell, "ring", lambda _: None)
+            patch.setattr(Bells, "ring", lambda *_: None)
             yield
         assert os.path.exists(f"{self._file}-bell")

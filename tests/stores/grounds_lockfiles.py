@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from pxrs.clients.bell import Bell
+from pxrs.clients.bell import Bells
 from pxrs.stores.lockfiles_mutex import Mutex
 from pxrs.testing.ground import FileGround
 
@@ -55,5 +55,5 @@ class LockFilesGround(FileGround):
     def without_watch(self) -> Iterator[None]:
         """Nobody rings while the block runs."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Bell, "ring", lambda _: None)
+            patch.setattr(Bells, "ring", lambda *_: None)
             yield

@@ -15,7 +15,7 @@ import select
 import struct
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -25,10 +25,11 @@ from pxrs.exits import Stage, at_exit
 
 logger = logging.getLogger(__name__)
 
-_ACCESS, _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x1, 0x2, 0x40, 0x80, 0x100, 0x200
+_ACCESS, _MODIFY, _ATTRIB, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x1, 0x2, 0x4, 0x40, 0x80, 0x100, 0x200
 _Q_OVERFLOW, _IGNORED = 0x4000, 0x8000
 _ONLY_DIRECTORY, _AND_BEFORE = 0x01000000, 0x20000000
 _ENTRIES = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_DIRECTORY
+_TOUCHED = _ACCESS | _MODIFY | _ATTRIB  # of a single file; to delete it changes its attributes
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _READ, _LARGEST = 8_192, 272  # what does not fit is there for the next read
 _ALONE = getattr(select, "EPOLLIN", 0) | getattr(select, "EPOLLEXCLUSIVE", 0)  # of all who wait for it, one is woken
@@ -44,7 +45,6 @@ class _Listener(NamedTuple):
     home: int
     """The watch of the directory."""
     only: bytes | None
-    reads: bool
 
     def hears(self, modified: set[bytes], other: bool) -> bool:
         return other or self.only is None or not modified.isdisjoint((self.only, _ITSELF))
@@ -78,15 +78,33 @@ class InotifyWatcher:
             raise NoInotify(os.strerror(ctypes.get_errno()))
         return fd
 
-    def watch(self, path: str, notify: Notify, only: str | None = None, reads: bool = False) -> Cancel:
+    def watch(self, path: str, notify: Notify, only: str | None = None) -> Cancel:
         token = object()
         with self._holding():
             home = self._add(path, _ENTRIES | _MODIFY | _AND_BEFORE)
-            listener = _Listener(notify, path, home, None if only is None else os.fsencode(only), reads)
+            listener = _Listener(notify, path, home, None if only is None else os.fsencode(only))
             # The kernel gives the same number for the same directory: the callbacks are the reference count.
             self._callbacks.setdefault(home, {})[token] = listener
             self._aim(home)
         return lambda: self._cancel(home, token)
+
+    def watch_files(self, paths: Sequence[str], notify: Notify) -> Cancel:
+        token = object()
+        homes: list[int] = []
+
+        def cancel() -> None:
+            for home in homes:
+                self._cancel(home, token)
+
+        try:
+            with self._holding():
+                for path in paths:
+                    homes.append(self._add(path, _TOUCHED | _AND_BEFORE))
+                    self._callbacks.setdefault(homes[-1], {})[token] = _Listener(notify, path, homes[-1], None)
+        except BaseException:
+            cancel()
+            raise
+        return cancel
 
     def _add(self, path: str, mask: int) -> int:
         watch = int(self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask))
@@ -103,8 +121,6 @@ class InotifyWatcher:
             if listener.only is not None:
                 self._aim_at_file(token, listener)
         needed = _ENTRIES if listeners.keys() <= self._files.keys() else _ENTRIES | _MODIFY
-        if any(listener.reads for listener in listeners.values()):
-            needed |= _ACCESS
         with suppress(NoInotify, NotFound, Unavailable):
             self._tell_of(next(iter(listeners.values())), needed)
 
@@ -303,20 +319,34 @@ def _end() -> list[threading.Thread]:
     return [] if _process.watcher is None else [_process.watcher.end()]
 
 
-def watch_directory(path: str, notify: Notify, only: str | None = None, reads: bool = False) -> Cancel:
+def watch_directory(path: str, notify: Notify, only: str | None = None) -> Cancel:
     """Call ``notify`` after any entry of the directory was modified, created, renamed or deleted. With ``only``, the
-    modifications of other entries may be passed over. With ``reads``, which all who watch a directory must agree on,
-    also after an entry was read.
+    modifications of other entries may be passed over.
 
     It is called from the watcher's thread, or from one that listens beside it, and must be quick; several changes may
     make one call, and two threads may make one each at the same time. A call that is already under way when the
     returned cancel function runs may still finish after it.
     """
     try:
-        return _process.inotify().watch(path, notify, only, reads)
+        return _process.inotify().watch(path, notify, only)
     except NoInotify as reason:
-        logger.warning("%s: watched by polling every %d ms: %s", path, POLL_SECONDS * 1000, reason)
-        return PollingWatcher().watch(path, notify, only, reads)
+        _say_polled(path, reason)
+        return PollingWatcher().watch(path, notify, only)
+
+
+def watch_files(paths: Sequence[str], notify: Notify) -> Cancel:
+    """Call ``notify``, as ``watch_directory`` does, after one of these files was read, modified or deleted. Another
+    file that comes in its place is not watched.
+    """
+    try:
+        return _process.inotify().watch_files(paths, notify)
+    except NoInotify as reason:
+        _say_polled(paths[-1], reason)
+        return PollingWatcher().watch_files(paths, notify)
+
+
+def _say_polled(path: str, reason: NoInotify) -> None:
+    logger.warning("%s: watched by polling every %d ms: %s", path, POLL_SECONDS * 1000, reason)
 
 
 def shared_watcher() -> InotifyWatcher:

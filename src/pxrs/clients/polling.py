@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pxrs.errors import NotFound, Unavailable
 from pxrs.exits import Stage, at_exit
@@ -35,12 +35,16 @@ class PollingWatcher:
         path: str,
         notify: Notify,
         only: str | None = None,  # noqa: ARG002 - it compares all
-        reads: bool = False,
     ) -> Cancel:
-        """``reads`` leave no trace in the entries: there might be one at any time."""
-        first = _entries(path)
+        return self._start(path, notify, _entries(path))
+
+    def watch_files(self, paths: Sequence[str], notify: Notify) -> Cancel:
+        """Who reads a file leaves no trace: there might be one at any time."""
+        return self._start(paths[-1], notify, None)
+
+    def _start(self, path: str, notify: Notify, first: frozenset[object] | None) -> Cancel:
         stop = threading.Event()
-        arguments = (path, notify, stop, None if reads else first)
+        arguments = (path, notify, stop, first)
         thread = threading.Thread(target=self._run, args=arguments, name="pxrs-polling", daemon=True)
         _threads[thread] = stop
         thread.start()

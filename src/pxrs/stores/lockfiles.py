@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
+from pxrs.clients.bell import Bells
 from pxrs.clock import SystemClock
 from pxrs.errors import Closed, Unavailable
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
 from pxrs.stores.lockfiles_batch import Batch
-from pxrs.stores.lockfiles_bell import LastingBell
 from pxrs.stores.lockfiles_deaths import Deaths
 from pxrs.stores.lockfiles_journal import InDoubt
 from pxrs.stores.lockfiles_names import file_of
@@ -55,14 +55,14 @@ class LockFileStore(Store):
     def __init__(self, directory: str, seconds: float, other_machines: bool = False) -> None:
         self.directory = directory
         self._place = Place(directory, seconds, other_machines)
-        self._bell = LastingBell(os.path.join(directory, "registry", "bell"))
+        self._bells = Bells(os.path.join(directory, "registry", "bell"))
         mourn = weakref.WeakMethod(self._mourn)  # its thread must not keep a store alive that nobody has any more
         self._deaths = Deaths(lambda: _call(mourn()))
         self._died = 0
         self._closed = False
         self._clock = SystemClock()
         _everywhere.add(self)
-        weakref.finalize(self, _free, self._deaths, self._bell).atexit = False
+        weakref.finalize(self, _free, self._deaths, self._bells).atexit = False
 
     @classmethod
     def exists(cls, url: str) -> bool:
@@ -111,7 +111,7 @@ class LockFileStore(Store):
         self._check_open()
         self._deaths.listen()
         while True:
-            bell = self._bell.listening()
+            bell = self._bells.listening(prefix)
             heard = bell.heard  # before the look: a ring during it ends the wait that follows
             try:
                 mark = self._mark(prefix)
@@ -124,12 +124,12 @@ class LockFileStore(Store):
 
     def close(self) -> None:
         self._closed = True
-        _free(self._deaths, self._bell)
+        _free(self._deaths, self._bells)
 
     def after_fork(self) -> None:
         """In a forked child: locks and threads of the parent are not ours."""
         self._place.mutex.after_fork()
-        self._bell.after_fork()
+        self._bells.after_fork()
         self._deaths.after_fork()
 
     # ---- reading and waiting ----------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ class LockFileStore(Store):
         before = self._place.caught_up
         with self._place.held() as held:
             yield held
-        if self._place.caught_up != before:
-            self._bell.ring()
+        if self._place.caught_up != before:  # another has died in the middle of a write, before it could ring
+            self._bells.ring_all()
 
     def _row(self, key: str, stored: Stored) -> Row:
         if stored.life is not None:
@@ -159,7 +159,7 @@ class LockFileStore(Store):
 
     def _mourn(self) -> None:
         self._died += 1
-        self._bell.ring()
+        self._bells.ring_here()
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -175,13 +175,13 @@ class LockFileStore(Store):
                 self._place.commit(held, changes, batch.before)
             except InDoubt as doubt:
                 return [_doubt(outcome, f"{self.directory}: {doubt}") for outcome in outcomes]
-        self._bell.ring()
+        self._bells.ring(change.key for change in changes)
         return outcomes
 
 
-def _free(deaths: Deaths, bell: LastingBell) -> None:
+def _free(deaths: Deaths, bells: Bells) -> None:
     deaths.close()
-    bell.close()
+    bells.close()
 
 
 def _call(mourn: Callable[[], None] | None) -> None:

@@ -7,9 +7,9 @@ writing: what fails before COMMIT was rolled back and raises Unavailable, and if
 Versions are random: no counter has to be read and written, and none is used twice, also if the file was restored from
 a copy.
 
-Beside PATH stand SQLite's own ``PATH-wal`` and ``PATH-shm``, and ``PATH-bell``, which a writer rings after its commit
-to wake the waiters of other processes. (The log file changes *before* a commit is visible: whoever is woken by that
-looks too early and sleeps on.)
+Beside PATH stand SQLite's own ``PATH-wal`` and ``PATH-shm``, and ``PATH-bell``, a directory with a bell for each prefix
+that somebody waits for. A writer rings those of its rows after its commit, to wake the waiters of other processes.
+(The log file changes *before* a commit is visible: whoever is woken by that looks too early and sleeps on.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from pxrs.clients.bell import Bell
+from pxrs.clients.bell import Bells
 from pxrs.clients.sqlite import Connections, is_busy, patiently
 from pxrs.clock import SystemClock
 from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, NotFound, Refused, Unavailable
@@ -64,8 +64,8 @@ class SqliteStore(Store):
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._bell = Bell(path + "-bell")
-        self._connections = Connections(path, after_fork=self._bell.after_fork)
+        self._bells = Bells(path + "-bell")
+        self._connections = Connections(path, after_fork=self._bells.after_fork)
         # Threads of one process queue here instead of retrying against each other in SQLite. It is only held
         # inside of a connection's call, so it is free whenever a fork happens.
         self._writing = threading.Lock()
@@ -102,19 +102,20 @@ class SqliteStore(Store):
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         if len(swaps) == 1 and not _is_of_nothing(swaps[0]):
             return [self._connections.call(lambda connection: self._swap_alone(connection, swaps[0]))]
-        return self._write(lambda change: [change.swap(swap) for swap in swaps])
+        return self._write(swaps, lambda change: [change.swap(swap) for swap in swaps])
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
-        return self._write(lambda change: [change.swap_all(swaps)])[0]
+        return self._write(swaps, lambda change: [change.swap_all(swaps)])[0]
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:
         deadline = self._clock.monotonic() + timeout
-        self._bell.listen()
-        heard = self._bell.heard  # before each look: a ring during it ends the wait that follows
+        bell = self._bells.listening(prefix)
+        heard = bell.heard  # before each look: a ring during it ends the wait that follows
         mark, looked = self._mark(prefix), self._clock.monotonic()
-        while mark == after and self._bell.wait(heard, deadline - looked):
-            self._bell.pause(looked + LOOK_EVERY_SECONDS - self._clock.monotonic())
-            heard = self._bell.heard
+        while mark == after and bell.wait(heard, deadline - looked):
+            bell.pause(looked + LOOK_EVERY_SECONDS - self._clock.monotonic())
+            bell = self._bells.listening(prefix)
+            heard = bell.heard
             with suppress(Closed):  # closed while waiting: the wait ends, with the mark it has
                 mark = self._mark(prefix)
             looked = self._clock.monotonic()
@@ -125,7 +126,7 @@ class SqliteStore(Store):
 
     def close(self) -> None:
         self._connections.close()  # first: a commit that is under way still rings
-        self._bell.close()
+        self._bells.close()
 
     def _query(self, select: str, values: Sequence[str | bytes] | Mapping[str, Any] = ()) -> list[Any]:
         return self._connections.call(lambda found: patiently(lambda: found.execute(select, values).fetchall()))
@@ -141,13 +142,15 @@ class SqliteStore(Store):
             if is_busy(error):
                 raise  # the lock comes first: without it nothing was written
             outcome = unknown(f"{self.path}: {error}")
-        self._bell.ring()
+        self._bells.ring([swap.key])
         return outcome
 
-    def _write(self, work: Callable[[_Change], list[Outcome]]) -> list[Outcome]:
-        return self._connections.call(lambda connection: self._transact(connection, work))
+    def _write(self, swaps: Sequence[Swap], work: Callable[[_Change], list[Outcome]]) -> list[Outcome]:
+        return self._connections.call(lambda connection: self._transact(connection, swaps, work))
 
-    def _transact(self, connection: sqlite3.Connection, work: Callable[[_Change], list[Outcome]]) -> list[Outcome]:
+    def _transact(
+        self, connection: sqlite3.Connection, swaps: Sequence[Swap], work: Callable[[_Change], list[Outcome]]
+    ) -> list[Outcome]:
         with self._writing:
             patiently(connection.execute, "BEGIN IMMEDIATE")
             change = _Change(connection.execute)
@@ -158,7 +161,7 @@ class SqliteStore(Store):
                 _commit(connection)
             except sqlite3.Error as error:
                 outcomes = [_doubt(outcome, f"{self.path}: COMMIT: {error}") for outcome in outcomes]
-        self._bell.ring()
+        self._bells.ring(swap.key for swap in swaps)
         return outcomes
 
 
