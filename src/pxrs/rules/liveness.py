@@ -3,6 +3,9 @@
 No wall clocks are compared and no stored time is read, so a jumping clock on any machine changes nothing.
 An observer that has just begun to watch judges nobody before it has watched a whole lease itself; nor does one that
 has not looked for a lease, because the whole machine slept.
+
+Silence is counted from the look that has first shown the last beat, so whoever looks late notices a crash late. Beats
+come at a known pace: an observer looks when the next one is due, and a tenth of a lease later if it was not there.
 """
 
 from __future__ import annotations
@@ -13,18 +16,31 @@ from typing import NamedTuple
 
 from pxrs.model import MemberRow
 
+LOOKS = 10
+"""So many looks a lease at most: each beat is seen at most that part of a lease after it came."""
+_BEATS = 3
+"""A member beats that often in a lease, or more often."""
+_EARLY = 0.97
+"""Look so much earlier each time: one who always found the beat there would not see how late it looks."""
+
 
 class _Seen(NamedTuple):
     """The counter as it was last seen, and when it was first seen so."""
 
     row: MemberRow
     since: float
+    after: float
+    """The beat came after this moment, as far as is known."""
 
 
 class Watch:
-    """What one observer has seen of the members' beats; it is told the time."""
+    """What one observer has seen of the members' beats; it is told the time.
 
-    def __init__(self) -> None:
+    ``share``: this part of a lease passes from one beat to the next. It only decides when to look, never who is dead.
+    """
+
+    def __init__(self, share: float = 1 / _BEATS) -> None:
+        self._share = min(share, 1 / _BEATS)
         self._seen: dict[str, _Seen] = {}
         self._looked = 0.0
 
@@ -36,9 +52,17 @@ class Watch:
     def _note(self, member: MemberRow, now: float) -> _Seen:
         before = self._seen.get(member.id)
         blind = (now - self._looked) * 1000 > member.lease_ms
-        if before is None or blind or (before.row.inc, before.row.beat) != (member.inc, member.beat):
-            return _Seen(member, now)
-        return _Seen(member, before.since)
+        if before is None or blind or before.row.inc != member.inc:
+            return _Seen(member, now, now - self._interval(member))
+        if before.row.beat == member.beat:
+            return _Seen(member, before.since, before.after)
+        if member.beat != before.row.beat + 1:  # nobody knows when the last of several beats came
+            return _Seen(member, now, now - self._interval(member))
+        return _Seen(member, now, max(before.after + self._interval(member), self._looked))
+
+    def _interval(self, member: MemberRow) -> float:
+        """How many seconds pass from one beat to the next, at least."""
+        return _EARLY * self._share * member.lease_ms / 1000
 
     def silent_for(self, member: MemberRow, now: float) -> float:
         """Seconds since this member's counter was last seen to move; 0 if it was never seen."""
@@ -61,6 +85,24 @@ class Watch:
         """The first moment after ``now`` at which somebody may have to be judged: look again then, not later."""
         moments = (seen.since + ms / 1000 for seen in self._seen.values() for ms in _limits(seen.row))
         return min((moment for moment in moments if moment > now), default=None)
+
+    def next_look(self, now: float) -> float | None:
+        """When to look again, so that no beat is seen later than a tenth of its lease after it came. None: there is
+        nobody whose beats are waited for.
+        """
+        awaited = [seen for seen in self._seen.values() if not self.is_dead(seen.row, now)]
+        if not awaited:
+            return None
+        return max(min(map(self._due, awaited)), now + min(map(_step, awaited)))
+
+    def _due(self, seen: _Seen) -> float:
+        """When to look for the next beat of this member: as soon as it must be there, if beats come at their pace."""
+        due = min(seen.since, seen.after + _step(seen)) + self._interval(seen.row)
+        return due if due > self._looked else self._looked + _step(seen)
+
+
+def _step(seen: _Seen) -> float:
+    return seen.row.lease_ms / 1000 / LOOKS
 
 
 def _limits(row: MemberRow) -> tuple[int, int]:

@@ -61,6 +61,12 @@ def may_elect(group: Group, me: Owner, leads: bool, leader: MemberRow | None, si
     return leader is None or leader.inc != group.leader.inc or leader.state is MemberState.LEAVING or silent
 
 
+def watches_leader(group: Group, me: Owner) -> bool:
+    """Whether this is the one member that looks at the leader closely: if all did, a large group would ask too often."""
+    others = (name for name in group.members if group.leader is None or name != group.leader.id)
+    return next(others, None) == me.id
+
+
 def eligible(members: Iterable[MemberRow], dead: frozenset[str], planned: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Who shall share the partitions. Stalled members get some only where nobody else can work.
 

@@ -34,7 +34,8 @@ class Coordinator:
         self._nonce = nonce
         self._report = report
         self._lead: Grant | None = None
-        self._watch = Watch()
+        self._watch = Watch(settings.beat_ms / settings.lease_ms)
+        self._looks_closely = False
         self._lives: frozenset[tuple[str, str]] = frozenset()
         self._buried: frozenset[str] = frozenset()
         self._overdue: dict[int, tuple[Owner, float]] = {}
@@ -57,15 +58,18 @@ class Coordinator:
         return self.leads and len(self._lives) <= 1
 
     def next_watch(self, now: float) -> float:
-        """When to look at the others again: at the pace of the beats, or when somebody's lease may run out."""
+        """When to look at the others again: when somebody's next beat is due, or its lease may run out."""
         verdict = self._watch.next_verdict(now)
-        pace = now + min(self._settings.beat_ms / 1000, self._watch.shortest_lease() / 3)
-        return pace if verdict is None else min(pace, verdict + 0.001)
+        look = self._watch.next_look(now) if self._looks_closely else None
+        if look is None:  # others look closely, or there is nobody to look at
+            look = now + min(self._settings.beat_ms / 1000, self._watch.shortest_lease() / 3)
+        return look if verdict is None else min(look, verdict + 0.001)
 
     def round(self, group: Group, polled: bool) -> bool:
         """Do what is due; ``polled``: the rows may have changed since the last round. True if the group row changed."""
         if self._lead is not None and not self._still_leads(group, self._lead):
             self._lose_lead()
+        self._looks_closely = self.leads or rebalance.watches_leader(group, self._me)
         if self._lead is None:
             return self._stand(group)
         if self.is_alone and not polled and not self.is_busy:
@@ -128,7 +132,7 @@ class Coordinator:
     def _govern(self, group: Group, lead: Grant, polled: bool) -> bool:
         now = self._clock.monotonic()  # silence is counted from after one reading to before another
         members = {m.id: m for m in self._registry.members()}
-        self._watch.see(members.values(), self._clock.monotonic())
+        self._watch.see((m for m in members.values() if m.id != self._me.id), self._clock.monotonic())
         dead = self._dead(members, now)
         live = rebalance.eligible(members.values(), dead, group.members)
         lives = frozenset((m.id, m.inc) for m in members.values())
