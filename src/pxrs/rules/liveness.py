@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from pxrs.model import MemberRow
 
-LOOKS = 10
-"""So many looks a lease at most: each beat is seen at most that part of a lease after it came."""
+LOOKS = 11
+"""So many looks a lease at most: a beat is seen within a tenth of a lease, and there is time left to ask the store."""
 _BEATS = 3
 """A member beats that often in a lease, or more often."""
 _EARLY = 0.97

@@ -62,7 +62,7 @@ def may_elect(group: Group, me: Owner, leads: bool, leader: MemberRow | None, si
 
 
 def watches_leader(group: Group, me: Owner) -> bool:
-    """Whether this is the one member that looks at the leader closely: if all did, a large group would ask too often."""
+    """Whether this is the one member that looks at the leader closely: if all did, a large group would ask a lot."""
     others = (name for name in group.members if group.leader is None or name != group.leader.id)
     return next(others, None) == me.id
 

@@ -20,6 +20,9 @@ from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import Report
 from pxrs.settings import Settings
 
+_AT_EASE = 0.4
+"""Parts of a lease after which those look at the leader again who are there in case that its watcher dies with it."""
+
 
 class Coordinator:
     """The part of a member that may lead. ``round`` does what is due and never blocks for long."""
@@ -60,9 +63,9 @@ class Coordinator:
     def next_watch(self, now: float) -> float:
         """When to look at the others again: when somebody's next beat is due, or its lease may run out."""
         verdict = self._watch.next_verdict(now)
-        look = self._watch.next_look(now) if self._looks_closely else None
-        if look is None:  # others look closely, or there is nobody to look at
-            look = now + min(self._settings.beat_ms / 1000, self._watch.shortest_lease() / 3)
+        look = self._watch.next_look(now) if self._looks_closely else now + self._watch.shortest_lease() * _AT_EASE
+        if look is None or look == float("inf"):  # there is nobody to look at
+            look = now + self._settings.beat_ms / 1000
         return look if verdict is None else min(look, verdict + 0.001)
 
     def round(self, group: Group, polled: bool) -> bool:
