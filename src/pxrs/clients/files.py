@@ -44,6 +44,11 @@ def kind_of_file_system(path: str) -> int:
     return 0 if failed else ctypes.c_ulong.from_buffer(told).value & 0xFFFFFFFF
 
 
+def network_file_system(path: str) -> str | None:
+    """The name of the network file system on which this stands; None: on a disk of this machine, as far as is known."""
+    return NETWORK_FILE_SYSTEMS.get(kind_of_file_system(path))
+
+
 def write_file(path: str, content: bytes, sync: bool = False) -> None:
     """Create or overwrite a file; all of it is written, or an error is raised."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)

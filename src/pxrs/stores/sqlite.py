@@ -14,6 +14,7 @@ that somebody waits for. A writer rings those of its rows after its commit, to w
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import threading
@@ -22,6 +23,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from pxrs.clients.bell import Bells
+from pxrs.clients.files import network_file_system
 from pxrs.clients.sqlite import Connections, is_busy, patiently
 from pxrs.clock import SystemClock
 from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, NotFound, Refused, Unavailable
@@ -29,6 +31,8 @@ from pxrs.plugins import split_url
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
 from pxrs.stores.marks import mark_of, new_version
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 KEYS_PER_SELECT = 500
@@ -84,6 +88,7 @@ class SqliteStore(Store):
         except BaseException:
             store.close()
             raise
+        _warn_of_network(path)
         return store
 
     def read(self, keys: Sequence[str]) -> list[Row | None]:
@@ -233,6 +238,18 @@ def _path_of(url: str) -> str:
     if os.path.isdir(path):
         raise Refused(f"{path} is a directory; a SQLite registry is a file")
     return path
+
+
+def _warn_of_network(path: str) -> None:
+    """SQLite's log is shared through memory of one machine: another one would not see what this one has written."""
+    network = network_file_system(path)
+    if network is not None:
+        logger.warning(
+            "%s is on a network file system (%s): all processes that use this registry must run on one machine. Use a "
+            "registry server for several",
+            path,
+            network,
+        )
 
 
 def _prepare(connection: sqlite3.Connection, path: str) -> None:
