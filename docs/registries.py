@@ -127,8 +127,9 @@ them on: they are compiled and parsed in tests, and nothing more. Redis means Va
 ## A log knows its registry
 
 With the first group a random id is written to both: to the log, and to the registry. From then on the log belongs to
-this registry, also if it is the one beside the log. A program that forgets to name it does not begin
-again from the first message, and does not delete what the real groups have still to read: it is refused, and told which registry it is.
+this registry, also if it is the one beside the log. A program that forgets to name it does not begin again from the
+first message, and does not delete what the real groups have still to read: it is refused, and told which registry it
+is.
 
 ```python
 with pxrs.open(log="file:./orders", registry="sqlite:./registry.db") as queue:
@@ -140,20 +141,19 @@ with pxrs.open("file:./orders") as forgetful:
         print(error)
 ```
 
-- Name it once for all programs of a machine: `PXRS_REGISTRY=sqlite:/srv/registry.db` counts in Python and in the shell
-  wherever no registry is named, except for queues in memory.
+- Name it once for all programs of a machine: `PXRS_REGISTRY=sqlite:/srv/registry.db` counts in Python and in the
+  shell wherever no registry is named, except for queues in memory.
 - Opening, sending and looking need no registry and make none. It is made by the first member that starts.
 - Under another registry members are refused, `pxrs health` fails, and nothing is deleted. A look at groups goes on,
   with a warning.
 - `memory:` is never recorded beside a log that outlives the process, and deletes nothing there.
 - `pxrs registry adopt LOG --registry URL` lets the log belong to another registry from now on: after a loss, or on
-  purpose.
-  Checkpoints do not come along. A new group in it says in a warning that the log has had groups before.
-- `pxrs registry copy FROM TO` moves stopped groups from one store to another, with epochs and checkpoints, and with the
-  id if all groups of a queue go. `pxrs registry dump` and `load` carry it too.
-- A queue of version 0.5 has no id yet. The first member that starts writes it; until then nothing is
-  deleted. If its dead letters or staged output show a group, and the registry has none, the start is refused: name
-  the registry of that group, or adopt.
+  purpose. Checkpoints do not come along. A new group in it says in a warning that the log has had groups before.
+- `pxrs registry copy FROM TO` moves stopped groups from one store to another, with epochs and checkpoints, and with
+  the id if all groups of a queue go. `pxrs registry dump` and `load` carry it too.
+- A queue of version 0.5 has no id yet. The first member that starts writes it; until then nothing is deleted. If its
+  dead letters or staged output show a group, and the registry has none, the start is refused: name the registry of
+  that group, or adopt.
 - Version 0.5 does not know the id, so it is not refused: update the programs that may forget their registry first.
 
 The id is the row `PREFIX/QUEUE/_registry/id`; the log keeps it in `registry.json`, or in a message of the stream

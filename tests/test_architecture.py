@@ -142,7 +142,7 @@ def test_every_store_is_in_the_table_of_drivers() -> None:
 
 
 def test_the_contracts_name_the_whole_vocabulary() -> None:
-    """A module beside the rooms is vocabulary, except the table of drivers, the signals between threads, and the end of a process."""
+    """A module beside the rooms is vocabulary, except the drivers, the signals of threads and the end of a process."""
     others = {"pxrs.__init__", "pxrs.__main__", "pxrs.plugins", "pxrs.latch", "pxrs.exits"}
     alone = {f"pxrs.{path.stem}" for path in SOURCE.glob("*.py")} - others
     assert alone == modules_in("light-vocabulary", "source_modules")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.old_version import consume_with_0_5
 
 import pxrs
 from pxrs.errors import Damaged, Mismatch
@@ -83,6 +84,21 @@ def test_a_stream_of_0_5_has_no_record_and_its_dead_letters_show_a_group(
         with pytest.raises(Mismatch, match=r"by group 'old\.billing'"):
             queue.consumer("billing", print)
         queue.adopt_registry()
+        consume(queue)
+
+
+def test_beside_0_5_1_the_record_harms_nobody(nats_server: NatsServer, tmp_path: Path) -> None:
+    """What 0.5.1 has made is taken over; and it sends to and consumes a stream that has a record."""
+    url, own = nats_server.url("shared"), f"sqlite:{tmp_path}/own.db"
+    assert consume_with_0_5(url, own) == "['old']"
+    with pxrs.open(log=url, registry=own) as queue:
+        assert queue.log.registry() is None
+        consume(queue)
+        recorded = queue.log.registry()
+        assert recorded is not None and recorded.id
+    assert consume_with_0_5(url, own) == "['billing', 'old']"
+    with pxrs.open(log=url, registry=own) as queue:
+        assert queue.log.registry() == recorded and queue.ends() == {0: 2}
         consume(queue)
 
 

@@ -6,14 +6,13 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
+from tests.runtime.old_version import consume_with_0_5
 from tests.runtime.support import eventually
 
 import pxrs
@@ -25,7 +24,6 @@ from pxrs.stores.memory import MemoryStore, Table
 
 IDLE: dict[str, Any] = {"housekeeping_ms": 3_600_000, "seal": "manual", "delete_delay_ms": 0, "linger_ms": 0}
 SMALL = pxrs.Settings(**IDLE, segment_bytes=1, batch_rows=10, retain="unconsumed")
-WHEEL = Path(__file__).parents[1] / "data" / "pxrs-0.5.1-py3-none-any.whl"
 
 
 @pytest.fixture(autouse=True)
@@ -316,36 +314,13 @@ def test_nor_where_staged_output_of_this_log_shows_one(tmp_path: Path, log: str)
 
 def test_beside_0_5_1_the_record_harms_nobody(tmp_path: Path, log: str, own: str) -> None:
     """What 0.5.1 has made is taken over; and it reads, consumes and dumps what has a record."""
-    program = (
-        "import sys, pxrs\n"
-        "assert pxrs.__version__ == '0.5.1'\n"
-        "with pxrs.open(log=sys.argv[1], registry=sys.argv[2], partitions=1) as queue:\n"
-        "    with queue.producer() as producer: producer.send('k', b'v')\n"
-        "    seen = []\n"
-        "    consumer = queue.consumer('old', lambda m: seen.append(m)).start()\n"
-        "    import time\n"
-        "    for _ in range(600):\n"
-        "        if len(seen) == int(sys.argv[3]): break\n"
-        "        time.sleep(0.05)\n"
-        "    consumer.stop()\n"
-        "    assert len(seen) == int(sys.argv[3]), seen\n"
-        "    print(queue.groups())\n"
-    )
-
-    def old(count: int) -> str:
-        command = [sys.executable, "-c", program, log, own, str(count)]
-        environment = {**os.environ, "PYTHONPATH": str(WHEEL)}
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout.strip()
-
-    assert old(1) == "['old']"
+    assert consume_with_0_5(log, own) == "['old']"
     with pxrs.open(log=log, registry=own) as queue:
         assert queue.log.registry() is None
         consume(queue, "new")
         recorded = queue.log.registry()
         assert recorded is not None and recorded.id
-    assert old(1) == "['new', 'old']"
+    assert consume_with_0_5(log, own) == "['new', 'old']"
     with pxrs.open(log=log, registry=own) as queue:
         assert queue.log.registry() == recorded
         consume(queue, "new")
@@ -462,8 +437,8 @@ def test_a_damaged_queue_json_names_the_file_and_the_way_out(tmp_path: Path, log
 def test_a_damaged_registry_db_names_the_file_and_the_way_out(tmp_path: Path, log: str) -> None:
     with pxrs.open(log, partitions=1) as queue:
         consume(queue)
-    copy = tmp_path / "copy"  # a thread that is just closing its connection would mend the file itself
-    shutil.copytree(tmp_path / "orders", copy, ignore=shutil.ignore_patterns("registry.db*"))
+    copy = tmp_path / "copy" / "orders"  # no connection of this process is open there
+    shutil.copytree(tmp_path / "orders", copy, ignore=shutil.ignore_patterns("*-wal", "*-shm", "*-bell"))
     (copy / "registry.db").write_bytes(b"no database" * 1_000)
     with pytest.raises(Damaged, match=r"registry\.db is no database of ours.*pxrs registry adopt"):
         pxrs.open(f"file:{copy}")
