@@ -454,12 +454,8 @@ def test_adr_0005_only_these_modules_write_rows() -> None:
         for path in source.rglob("*.py")
         if path.parent.name not in ("stores", "testing") and re.search(r"\bSwap\(", text_of(path))
     }
-<<<<<<< HEAD
     by_rules = {"runtime/rows.py", "runtime/registry.py", "runtime/bell.py", "runtime/retried.py"}
-=======
-    by_rules = {"runtime/rows.py", "runtime/registry.py", "runtime/bell.py", "runtime/deadletters.py"}
     of_the_queue = {"runtime/belonging.py"}
->>>>>>> c379028 (docs: belonging is a writer of rows of its own)
     by_operators = {"runtime/group.py", "cli/registry.py", "cli/registry_copy.py"}
     assert writers == by_rules | of_the_queue | by_operators
 

@@ -113,13 +113,14 @@ class Worker:
 
     def _try_to_begin(self) -> None:
         """At once, also if the partition is to be given up again: whoever has claimed it is told. Else in the loop."""
-        if not any(thread.is_alive() for thread in self._before):
-            try:
-                self._begin()
-            except Exception as error:
-                if ends_member(error):
-                    raise
+        if any(thread.is_alive() for thread in self._before):
+            return
+        try:
+            self._begin()
+        except Exception as error:
             self.busy_since = None
+            if ends_member(error):
+                raise
 
     def _begin(self) -> None:
         partition = self.grant.partition
@@ -266,10 +267,9 @@ class Worker:
     def _handle_parcels(self, batch: pa.RecordBatch) -> None:
         job = self._job
         for parcel in delivery.parcels(batch, self.grant.partition, job.deliver, job.settings.deliver_rows):
-            now = job.clock.monotonic()
-            if self._halt or self._paused or now >= job.alive_until:
+            if not self._may_take():
                 return
-            self.busy_since = now
+            self.busy_since = job.clock.monotonic()
             try:
                 self._keep(job.handler(parcel.payload, self._context))
             except _LEAVES:
@@ -381,10 +381,9 @@ class Worker:
             logger.error("skipped %s after %d tries: %s", where, tries, error_text(error))
             return True
         message = delivery.message_of(batch, parcel, self.grant.partition)
-        if not self._put_aside(message, error, tries):
-            return False
-        logger.error("dead-lettered %s after %d tries: %s", where, tries, error_text(error))
-        return True
+        if is_kept := self._put_aside(message, error, tries):
+            logger.error("dead-lettered %s after %d tries: %s", where, tries, error_text(error))
+        return is_kept
 
     def _put_aside(self, message: Message, error: BaseException, tries: int) -> bool:
         """Into the dead letters; as long as these cannot be written, the partition waits. False: it was given up."""
