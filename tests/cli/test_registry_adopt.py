@@ -50,7 +50,8 @@ def test_the_environment_names_it_for_all_commands(ready: Pxrs, monkeypatch: pyt
 def test_health_fails_and_nothing_is_changed_under_another_registry(ready: Pxrs, tmp_path: Path) -> None:
     """Without a look at the record, health would say OK: there is no group in a registry that is not the log's."""
     before = names(tmp_path)
-    for command in (["health", QUEUE], ["dlq", "retry", QUEUE, "billing", "--all"], SEEK):
+    create = ["group", "create", QUEUE, "audit"]
+    for command in (["health", QUEUE], ["dlq", "retry", QUEUE, "billing", "--all"], SEEK, create):
         shown = ready(*command)
         assert shown.code == 1 and "queue 'orders' belongs to sqlite:" in shown.err, command
     assert names(tmp_path) == before
@@ -131,6 +132,9 @@ def test_a_dump_of_another_registry_says_so(ready: Pxrs, pxrs_process) -> None: 
         ["member", "drain", QUEUE, "billing", "A"],
         ["dlq", "show", QUEUE, "billing", "0"],
         ["log", "export", QUEUE, "./out", "-p", "9"],
+        ["log", "where", QUEUE, "k"],
+        ["group", "create", QUEUE, "billing", "--at", "nowhere.json"],
+        ["group", "create", QUEUE, "a/b"],
         ["registry", "adopt", QUEUE, "--registry", "memory:"],
         ["registry", "adopt", "file:./absent"],
         ["import", "file:./new", "absent.txt"],
