@@ -194,7 +194,6 @@ class Worker:
 
     @property
     def trouble(self) -> PxrsError | None:
-        """What the partition waits for."""
         return self._parking.trouble
 
     def _next_batch(self) -> pa.RecordBatch | list[Row] | None:
