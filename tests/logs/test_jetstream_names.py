@@ -243,8 +243,7 @@ def test_retention_deletes_old_batches_and_nothing_that_a_group_needs(nats_serve
     settings = pxrs.Settings(housekeeping_ms=60_000, retention_bytes=1, segment_bytes=1)
     names = nats_server.url("brief"), f"sqlite:{tmp_path}/registry.db"
     with pxrs.open(log=names[0], registry=names[1], partitions=1, settings=settings) as queue:
-        group = queue.group("billing")
-        group.registry.initialize(1, queue.log.identity.hash, queue.log.identity.reduce)
+        group = queue.make_group("billing")
         with queue.producer() as producer:
             for number in range(8):
                 producer.send("a", b"%d" % number).result()

@@ -19,6 +19,7 @@ from pxrs.runtime.coordinator import Coordinator
 from pxrs.runtime.pulse import Pulse
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.report import silent
+from pxrs.runtime.tally import Tally
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Swap, unknown
 from pxrs.stores.memory import MemoryStore
@@ -377,6 +378,9 @@ def test_the_word_that_a_member_leaves_is_repeated_until_it_is_stored(monkeypatc
 
         def troubles(self) -> dict[int, PxrsError]:
             return {}
+
+        def tally(self) -> Tally:
+            return Tally()
 
     registry = a_registry(MemoryStore())
     pulse = Pulse(registry, Idle(), MemberRow("A", "1"), PATIENT, silent, lambda: 0.0)  # type: ignore[arg-type]
