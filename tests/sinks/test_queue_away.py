@@ -118,7 +118,7 @@ def test_a_full_disk_of_the_staging_directory_parks_and_ends_no_consumer(
     with source_in(tmp_path) as source, pxrs.open(f"file:{tmp_path}/out", partitions=2, settings=QUICK) as target:
         sink = QueueSink(target, tmp_path / "aside")
         consumer = source.consumer("g", passed_on, "A", deliver="arrow", sink=sink).start()
-        await_parked(consumer, "No space left on device")
+        await_parked(consumer, "no space is left on")
         is_free.set()
         eventually(lambda: content(target) == ROWS, "all is there, once")
         assert consumer.error is None
