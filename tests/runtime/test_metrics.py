@@ -66,7 +66,8 @@ def test_every_metric_has_a_stable_name() -> None:
         "pxrs_leads", "pxrs_rebalances_total", "pxrs_claims_total", "pxrs_releases_total", "pxrs_losses_total",
         "pxrs_commits_total", "pxrs_fenced_writes_total", "pxrs_registry_troubles_total", "pxrs_batches_total",
         "pxrs_handled_total",
-        "pxrs_retried_total", "pxrs_skipped_total", "pxrs_dead_lettered_total", "pxrs_handler_seconds_total",
+        "pxrs_retried_total", "pxrs_skipped_total", "pxrs_dead_lettered_total", "pxrs_passed_over_total",
+        "pxrs_handler_seconds_total",
         "pxrs_expired_messages_total", "pxrs_sealed_segments_total", "pxrs_trimmed_messages_total",
     ]  # fmt: skip
 
