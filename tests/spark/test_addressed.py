@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.spark.stream_helpers import Checkpoint, Query, member_of
 
 import pxrs
 from pxrs.errors import Refused
@@ -16,6 +17,7 @@ from pxrs.rules.addressing import ONLY_FOR, Reader
 from pxrs.spark import Pipeline, frame
 from pxrs.spark.frame import group_frame, group_table
 from pxrs.spark.sink_rows import Job, Routing, to_body
+from pxrs.spark.streaming_group import GroupReader
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -23,25 +25,30 @@ ROWS = 400
 HEADERS = ENTRY_SCHEMA.field("headers").type
 
 
+def fill(queue: pxrs.Queue, rows: int) -> None:
+    """Every tenth message is for group "billing" alone."""
+    mark = {"key": ONLY_FOR, "value": Reader(queue.log.identity.id, "billing").mark(7)}
+    other = {"key": "trace", "value": b"1"}
+    for start in range(0, rows, 50):
+        part = range(start, start + 50)
+        headers = [[other, mark] if n % 10 == 0 else [other] if n % 3 else None for n in part]
+        columns = {
+            "timestamp": pa.array([0] * 50, ENTRY_SCHEMA.field("timestamp").type),
+            "value": pa.array([b"%0200d" % n for n in part], pa.binary()),
+            "headers": pa.array(headers, HEADERS),
+            "id": pa.array([b"%016d" % n for n in part], ENTRY_SCHEMA.field("id").type),
+        }
+        arrays = [columns.get(field.name, pa.nulls(50, field.type)) for field in ENTRY_SCHEMA]
+        queue.log.append({0: pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)})
+
+
 @pytest.fixture(scope="module")
 def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pxrs.Queue]:
-    """A sealed part and one that is not; every tenth message is for group "billing" alone."""
+    """A sealed part and one that is not."""
     settings = pxrs.Settings(segment_bytes=20_000, seal="manual")
     place = tmp_path_factory.mktemp("log")
     with pxrs.open(f"file:{place}/orders", partitions=1, settings=settings) as queue:
-        mark = {"key": ONLY_FOR, "value": Reader(queue.log.identity.id, "billing").mark(7)}
-        other = {"key": "trace", "value": b"1"}
-        rows = [[other, mark] if n % 10 == 0 else [other] if n % 3 else None for n in range(ROWS)]
-        for start in range(0, ROWS, 50):
-            part = range(start, start + 50)
-            columns = {
-                "timestamp": pa.array([0] * 50, ENTRY_SCHEMA.field("timestamp").type),
-                "value": pa.array([b"%0200d" % n for n in part], pa.binary()),
-                "headers": pa.array([rows[n] for n in part], HEADERS),
-                "id": pa.array([b"%016d" % n for n in part], ENTRY_SCHEMA.field("id").type),
-            }
-            arrays = [columns.get(field.name, pa.nulls(50, field.type)) for field in ENTRY_SCHEMA]
-            queue.log.append({0: pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)})
+        fill(queue, ROWS)
         assert queue.log.seal(0)
         yield queue
 
@@ -80,7 +87,22 @@ def test_a_pipeline_of_another_group_counts_what_it_passes_over(spark: SparkSess
     assert (pipeline.tally.passed_over, pipeline.tally.handled) == (ROWS - len(OTHERS), len(OTHERS))
 
 
-def test_a_batch_write_refuses_the_mark_and_a_stream_drops_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fast_rows", ["0", "1000"])
+def test_a_stream_of_another_group_passes_over_it_in_tasks_and_in_the_source(tmp_path: Path, fast_rows: str) -> None:
+    with pxrs.open(f"file:{tmp_path}/orders", partitions=1) as queue:
+        fill(queue, 50)
+        reader = member_of(tmp_path, **{"pxrs.fast.rows": fast_rows})
+        try:
+            rows = Query(reader, Checkpoint()).run()
+            assert [offset for _, offset in rows] == [n for n in range(50) if n % 10]
+            assert isinstance(reader, GroupReader) and reader._life is not None
+            counted = reader._life.member.shares.tally().passed_over
+            assert counted == (0 if fast_rows == "0" else 5), "what tasks pass over is not counted"
+        finally:
+            reader.stop()
+
+
+def test_a_batch_write_refuses_the_mark_and_a_stream_drops_it() -> None:
     rows = pa.RecordBatch.from_arrays(
         [pa.array([b"v"]), pa.array([[{"key": ONLY_FOR, "value": b"x"}]], HEADERS)], names=["value", "headers"]
     )
