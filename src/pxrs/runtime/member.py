@@ -228,9 +228,8 @@ class Member:
         steps: dict[Step, list[int]] = {step: [] for step in Step}
         for number in rows:
             steps[self._next_step(number, rows[number], number in wanted)].append(number)
-        self._drop_lost([number for number in self.damaged if number in self.handles])
-        for number in steps[Step.DROP]:
-            self._drop(number, lost=True, sought=rows[number].row.cause is Cause.SEEK)
+        self._drop_lost({number: False for number in self.damaged if number in self.handles})
+        self._drop_lost({number: rows[number].row.cause is Cause.SEEK for number in steps[Step.DROP]})
         self._keep(steps[Step.KEEP], rows)
         self._release([*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]], rows)
         self._give_back(steps[Step.GIVE_BACK])
@@ -243,9 +242,10 @@ class Member:
         drained = self._work.drained(number)
         return rebalance.next_step(held.row, self.me, handle.grant, handle.mode, wanted, drained)
 
-    def _drop_lost(self, numbers: list[int]) -> None:
-        for number in numbers:
-            self._drop(number, lost=True)
+    def _drop_lost(self, sought: Mapping[int, bool]) -> None:
+        """Stop what is not ours any more; for each partition whether a seek has taken it."""
+        for number, by_seek in sought.items():
+            self._drop(number, lost=True, sought=by_seek)
 
     def _keep(self, numbers: list[int], rows: Mapping[int, Held[Partition]]) -> None:
         for number in numbers:

@@ -145,7 +145,7 @@ def _starts_at_the_checkpoint_read_before(
     _sound_claim(self, numbers, rows, now)
 
 
-def _never_polls(self: Member, numbers: list[int]) -> None:
+def _never_polls(self: Member, sought: Mapping[int, bool]) -> None:
     """An owner that is not told that its row has changed."""
 
 
