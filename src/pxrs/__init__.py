@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pxrs.settings import Settings
     from pxrs.stores.base import Guarantee
 
-__version__ = "0.5.1"
+__version__ = "0.6.0"
 
 __all__ = [
     "Consumer",
