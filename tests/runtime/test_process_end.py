@@ -21,7 +21,9 @@ from pxrs.clients.sqlite import Connections
 from pxrs.errors import Closed, Unavailable
 from pxrs.exits import Act, Stage
 from pxrs.logs.files import FileLog
+from pxrs.runtime import sight
 from pxrs.runtime.relay import Relay
+from pxrs.runtime.sight import Sight
 from pxrs.settings import Settings
 from pxrs.testing.promises import Background
 
@@ -258,6 +260,25 @@ def test_no_thread_is_left_when_python_begins_to_end(tmp_path: Path, log: str, r
     text = REST.replace("LOG", repr(places.get(log, "memory:")))
     ended = program(text.replace("REGISTRY", repr(places.get(registry, "memory:"))), tmp_path)
     assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "[]", "")
+
+
+def test_a_member_that_cannot_read_its_log_looks_no_more_when_the_process_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    def away(*_: Any) -> None:
+        asked.set()
+        raise Unavailable("the log is away")
+
+    with pxrs.open(f"file:{tmp_path}/q", partitions=1) as queue:
+        monkeypatch.setattr(queue.log, "bounds", away)
+        looking = Sight(queue.log, queue._clock, Settings())
+        looking.failed()
+        assert asked.wait(DEADLINE)
+        [thread] = [thread for thread in sight._end_threads() if thread.is_alive()]
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
 
 
 # ---- signals ---------------------------------------------------------------------------------------------------------

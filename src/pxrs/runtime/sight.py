@@ -7,6 +7,7 @@ import weakref
 from math import inf
 
 from pxrs.clock import Clock
+from pxrs.exits import Stage, at_exit
 from pxrs.logs.base import Log
 from pxrs.runtime.parking import PARKED_SECONDS, pause_after
 from pxrs.settings import Settings
@@ -63,6 +64,7 @@ class Sight:
         self._looker: threading.Thread | None = None
         self._looked_at = clock.monotonic()
         weakref.finalize(self, self._ended.set).atexit = False
+        _all.add(self)
 
     def worked(self) -> None:
         """A read had an answer."""
@@ -79,8 +81,10 @@ class Sight:
         if self._clock.monotonic() - self._looked_at >= every:
             self._start()
 
-    def end(self) -> None:
+    def end(self) -> list[threading.Thread]:
+        """Look no more; returns the thread that ends by this, if there is one."""
         self._ended.set()
+        return [] if self._looker is None else [self._looker]
 
     def _start(self) -> None:
         with self._lock:
@@ -90,6 +94,14 @@ class Sight:
             arguments = (weakref.ref(self), self._log, self._ended)
             self._looker = threading.Thread(target=_look, args=arguments, name="pxrs-sight", daemon=True)
             self._looker.start()
+
+
+_all: weakref.WeakSet[Sight] = weakref.WeakSet()
+
+
+@at_exit(Stage.THREADS)
+def _end_threads() -> list[threading.Thread]:
+    return [thread for sight in list(_all) for thread in sight.end()]
 
 
 def _look(sight: weakref.ref[Sight], log: Log, ended: threading.Event) -> None:
