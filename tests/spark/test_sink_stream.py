@@ -92,7 +92,7 @@ def test_a_batch_that_fails_leaves_nothing(spark: SparkSession, queue: pxrs.Queu
 HOOKS = """
 import os, signal
 from pathlib import Path
-from pxrs.runtime import appending
+from pxrs.runtime.once import Once
 from pxrs.spark import sink_append, sink_writers
 
 sink_append.SHIPMENT_BYTES = 300
@@ -104,12 +104,12 @@ def kill_driver():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(pid, signal.SIGKILL)
 
-def append(log, batches, stamps, settings, clock):
-    batch, shipment = divmod(next(iter(stamps.values())).sequence, 1 << 20)
+def append(self, batches, stamp, after):
+    batch, shipment = divmod(stamp.sequence, 1 << 20)
     if moment == f"batch {batch}, shipment {shipment}":
         kill_driver()
         os.kill(os.getpid(), signal.SIGKILL)
-    return appending.append_patiently(log, batches, stamps, settings, clock)
+    return real_append(self, batches, stamp, after)
 
 def commit(self, messages, number):
     if moment == f"batch {number}, before the commit":
@@ -120,7 +120,7 @@ def commit(self, messages, number):
         kill_driver()
 
 real_commit, sink_writers.StreamWriter.commit = sink_writers.StreamWriter.commit, commit
-sink_append.append_patiently = append
+real_append, Once.append = Once.append, append
 """
 
 APPLICATION = """
