@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import pxrs
-from pxrs.runtime import appending
+from pxrs.runtime.once import Once
 from pxrs.spark import sink_append
 from pxrs.spark.sink import stream_writer
 from pxrs.spark.sink_places import Place
@@ -61,7 +61,7 @@ def driver(url: str, splits: int, is_turned: bool, batches: Sequence[int], end: 
         reports = messages(writer, batch, splits, is_turned)
         if end and batch == batches[-1]:
             stepping = count_steps(end)
-            sink_append.append_patiently = stepping(appending.append_patiently)  # type: ignore[attr-defined]  # it imports it
+            Once.append = stepping(Once.append)  # type: ignore[method-assign]
         writer.commit(reports, batch)
 
 
