@@ -76,3 +76,11 @@ def test_users_may_not_write_the_header_and_what_is_passed_on_loses_it() -> None
         refuse_name(ONLY_FOR)
     assert without_mark(headers).to_pylist() == [None, [OTHER], [OTHER]]
     refuse_marked(without_mark(headers))
+
+
+def test_what_holds_no_mark_is_passed_on_as_it_is() -> None:
+    refuse_name("pxrs.only")
+    plain = pa.chunked_array([batch_of([], None).column("headers")])
+    assert without_mark(plain) is plain
+    text = pa.chunked_array([pa.array(["no list of headers"])])
+    assert without_mark(text) is text

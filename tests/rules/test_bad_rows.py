@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pxrs.errors import Damaged, NewerFormat
 from pxrs.model import Cause, Group, MemberRow, MemberState, Owner, Partition, Tenure
-from pxrs.rules import ownership, rebalance, rows
+from pxrs.rules import fields, ownership, rebalance, rows
 
 PARTITION = Partition(3, Owner("A", "1"), 5, 42, Cause.CLAIM, True, "n", (Tenure("A", 5, 1.5, "claim"),))
 MEMBER = MemberRow("A", "1", 7, info=(("host", "h"),), seen=12.5, parked=((3, "the disk is full"),))
@@ -102,3 +102,8 @@ def test_an_unknown_member_state_is_alive_not_eligible_and_never_written_back_as
     assert ownership.evict(row, "evicted-1").state is MemberState.LEAVING
     assert not rebalance.is_orphan(PARTITION, {"A": row}, frozenset(), None), "it is alive: what it has stays with it"
     assert pickle.loads(pickle.dumps(row)) == row
+
+
+@pytest.mark.parametrize("value", [10**5000, [10**5000]], ids=["a number", "a list of it"])
+def test_a_number_that_cannot_be_printed_is_named_by_its_kind(value: Any) -> None:
+    assert fields.shown(value) == f"a {type(value).__name__}"

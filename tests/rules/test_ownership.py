@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pxrs.errors import BadCheckpoint, Conflict, Fenced, PxrsError, WentBack
-from pxrs.model import HISTORY_LENGTH, Cause, Grant, Group, MemberRow, MemberState, Owner, Partition
+from pxrs.model import EVICTED_LENGTH, HISTORY_LENGTH, Cause, Grant, Group, MemberRow, MemberState, Owner, Partition
 from pxrs.rules import ownership
 
 A1, A2, B1 = Owner("A", "1"), Owner("A", "2"), Owner("B", "1")
@@ -216,3 +216,17 @@ def test_a_note_stays_until_the_next_note_over_every_change_of_hands() -> None:
     row = ownership.claim(row, other, 4.0)
     assert row.note == "batch-7", "whoever has a sink still finds what to publish"
     assert ownership.advance(row, Grant(3, other, row.epoch), 6, note="batch-8").note == "batch-8"
+
+
+def test_a_life_that_was_put_out_stays_known_and_the_oldest_are_forgotten() -> None:
+    group = Group(8, "h", "r")
+    ownership.require_not_put_out(group, A1)
+    group = ownership.put_out(group, A1.inc)
+    with pytest.raises(Fenced, match="member 'A' was evicted"):
+        ownership.require_not_put_out(group, A1)
+    for number in range(EVICTED_LENGTH - 1):
+        group = ownership.put_out(group, f"other {number}")
+    assert len(group.evicted) == EVICTED_LENGTH and group.evicted[0] == A1.inc
+    again = ownership.put_out(group, A1.inc)
+    assert again.evicted[-1] == A1.inc and len(again.evicted) == EVICTED_LENGTH
+    assert A1.inc not in ownership.put_out(group, "one more").evicted

@@ -369,3 +369,10 @@ def test_round_robin() -> None:
     assert round_robin(2**70, 2, 8).tolist() == [0, 1]
     assert round_robin(0, 0, 8).tolist() == []
     assert round_robin(0, 3, 1).dtype == np.int32
+
+
+@pytest.mark.parametrize("hashing", ["xxh64-spark", "murmur3_32", "java"])
+def test_the_hash_of_a_key_is_what_its_partition_is_made_from(hashing: str) -> None:
+    routing = Partitioner(7, hashing, "pmod")
+    for key in ("", "a", "Zürich", b"\x00"):
+        assert routing.hash_of(key) % 7 == routing.partition(key)

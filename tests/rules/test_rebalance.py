@@ -202,3 +202,12 @@ def test_commits_are_due_by_number_or_by_time_and_never_for_nothing() -> None:
     assert policy.due(1, 2.0)
     assert not policy.due(9, 1.9)
     assert not policy.due(0, 100.0)
+
+
+def test_exactly_one_member_watches_the_leader_closely() -> None:
+    led = Group(8, "h", "r", leader=B1, leader_epoch=1, members=("B", "A", "C"))
+    assert rebalance.watches_leader(led, A1)
+    assert not rebalance.watches_leader(led, B1)
+    assert not rebalance.watches_leader(led, Owner("C", "1"))
+    assert rebalance.watches_leader(replace(led, leader=None), B1), "without a leader it is the first of all"
+    assert not rebalance.watches_leader(replace(led, members=("B",)), A1)
