@@ -21,13 +21,25 @@ from .support import PATIENT, Recorder, Site, eventually
 BAD = b"message-5"
 
 
+class Odd(Exception):
+    """An error that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
 class Base(BaseException):
     """Not an Exception, and no wish to end the process."""
 
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
+    "a lone surrogate": lambda: ValueError("unknown \ud800"),
+    "an error without a text": Odd,
     "a cancelled task": asyncio.CancelledError,
     "another BaseException": lambda: Base("odd"),
+    "a huge text": lambda: ValueError("x" * 5_000_000),
 }
 
 

@@ -468,3 +468,19 @@ def test_a_spoilt_id_is_damaged_and_adopting_writes_it_anew() -> None:
                 consume(queue)
         queue.adopt_registry()
         consume(queue)
+
+
+def test_dead_letters_are_not_sent_again_under_another_registry(log: str, own: str, tmp_path: Path) -> None:
+    with pxrs.open(log, registry=own, partitions=1, settings=pxrs.Settings(**IDLE, tries=1)) as queue:
+        with queue.producer() as producer:
+            producer.send("k", b"bad")
+
+        def fail(_: Any) -> None:
+            raise ValueError("bad")
+
+        with queue.consumer("billing", fail):
+            eventually(lambda: queue.group("billing").dead_letters.waiting().letters == 1, "a dead letter")
+    with pxrs.open(log, registry=f"sqlite:{tmp_path}/other.db", settings=pxrs.Settings(**IDLE)) as queue:
+        with pytest.raises(Mismatch, match=r"belongs to .*own\.db"):
+            queue.group("billing").dead_letters.retry()
+        assert sum(queue.ends().values()) == 1, "nothing was sent"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 from pxrs.clock import Clock
@@ -28,9 +28,18 @@ logger = logging.getLogger(__name__)
 
 
 class DeadLetters:
-    """The box of one group."""
+    """The box of one group. ``check`` refuses a registry that is not the log's own: it keeps what was sent again."""
 
-    def __init__(self, log: Log, store: Store, retried_key: str, group: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        log: Log,
+        store: Store,
+        retried_key: str,
+        group: str,
+        clock: Clock,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._check = check
         self._log = log
         self._retried = Retried(store, retried_key)
         self._group = group
@@ -99,6 +108,7 @@ class DeadLetters:
         None: all of them. Those that were sent again before are left out, unless ``again``. Only this group processes
         the messages; with ``all_groups`` every group does. A crash may send a letter twice, and loses none.
         """
+        self._check()
         chosen = list(self) if numbers is None else [self.get(number) for number in sorted(set(numbers))]
         todo = [letter for letter in chosen if again or not letter.retried]
         gone = [letter for letter in todo if letter.missing]

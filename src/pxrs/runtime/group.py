@@ -43,9 +43,19 @@ _LOOKS_PER_LEASE = 10
 
 
 class GroupHandle:
-    """One group of one queue. Nothing here joins the group. ``record`` writes down that the log has this registry."""
+    """One group of one queue. Nothing here joins the group.
 
-    def __init__(self, registry: Registry, log: Log, clock: Clock, record: Callable[[], object] = lambda: None) -> None:
+    ``record`` writes down that the log has this registry, ``check`` refuses one that is not the log's own.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        log: Log,
+        clock: Clock,
+        record: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
         self._record = record
         self.name = registry.group_name
         self.registry = registry
@@ -53,7 +63,7 @@ class GroupHandle:
         self._clock = clock
         self.vitals = Vitals(registry, clock)
         retried = f"{registry.keys.base}dead-letters"
-        self.dead_letters = DeadLetters(log, registry.store, retried, registry.group_name, clock)
+        self.dead_letters = DeadLetters(log, registry.store, retried, registry.group_name, clock, check)
 
     def __repr__(self) -> str:
         return f"<Group {self.name!r} of queue {self._log.identity.name!r}>"

@@ -267,8 +267,8 @@ class Queue:
         """A consumer group, to look at and to operate; nothing joins it by this."""
         self._check_open()
         self.tell_of_other_registry()
-        record = self._belonging(self.settings).record
-        return GroupHandle(self._registry(name, "operator", self.settings), self.log, self._clock, record)
+        own, registry = self._belonging(self.settings), self._registry(name, "operator", self.settings)
+        return GroupHandle(registry, self.log, self._clock, own.record, own.check)
 
     def groups(self) -> list[str]:
         """The names of all groups that have consumed this queue."""
