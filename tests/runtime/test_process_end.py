@@ -58,6 +58,19 @@ def test_what_a_producer_that_was_not_closed_has_sent_is_stored(tmp_path: Path, 
     assert "pxrs:" not in ended.stderr
 
 
+def test_a_first_batch_that_is_made_while_python_ends_is_stored(tmp_path: Path) -> None:
+    """Arrow imports modules at its first use, some of which refuse to be imported so late."""
+    first = """
+    import sys, pxrs
+    queue = pxrs.open("memory:", partitions=2, settings=pxrs.Settings(linger_ms=5_000))
+    producer = queue.producer()
+    for n in range(5):
+        producer.send(f"k{n}", b"x")
+    """
+    ended = program(first, tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_what_cannot_be_stored_at_the_end_is_told_in_one_line_with_its_count(tmp_path: Path) -> None:
     full = """
     from pxrs.errors import Damaged
