@@ -204,6 +204,8 @@ class MemberRow:
     """Whether the member reaches the registry, and not the log."""
     passed_over: int = 0
     """How many dead letters that were sent again for other groups it has passed over, since it joined."""
+    beat_ms: int = 0
+    """How often it beats, for people who wait for its next beat. 0: not said; a third of the lease then."""
 
     @property
     def owner(self) -> Owner:

@@ -120,18 +120,18 @@ class Sign(Enum):
     OPEN = "it has to be looked at again, a beat later"
 
 
-BEAT_SHARE = 0.4
-"""In this part of its lease a member beats at least once: a third of it, and a bit for a busy machine."""
+BEAT_SLACK = 1.2
+"""The next beat is waited for a bit longer than its interval: the machine may be busy."""
 
 
 def has_fresh_time(row: MemberRow, wall: float) -> bool:
     """Whether its last beat is younger than its lease, by both wall clocks. "No" means nothing: clocks can differ."""
-    return 0 <= (wall - row.seen) * 1000 < row.lease_ms
+    return abs(wall - row.seen) * 1000 < row.lease_ms
 
 
 def beat_seconds(row: MemberRow) -> float:
     """How long to wait for its next beat before one may say that there was none."""
-    return row.lease_ms * BEAT_SHARE / 1000
+    return BEAT_SLACK * (row.beat_ms or row.lease_ms / _BEATS) / 1000
 
 
 class _Sight(NamedTuple):

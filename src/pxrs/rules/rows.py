@@ -130,6 +130,7 @@ def encode_member(row: MemberRow) -> bytes:
             **({"parked": row.parked} if row.parked else {}),
             **({"blind": True} if row.blind else {}),
             **({"passed_over": row.passed_over} if row.passed_over else {}),
+            **({"beat_ms": row.beat_ms} if row.beat_ms else {}),
         }
     )
 
@@ -152,6 +153,7 @@ def decode_member(name: str, data: bytes) -> MemberRow:
             tuple([_parked(pair) for pair in items("parked", fields.get("parked", []))]),
             flag("blind", fields.get("blind", False)),
             whole("passed_over", fields.get("passed_over", 0)),
+            whole("beat_ms", fields.get("beat_ms", 0)),
         )
     except (KeyError, BadField) as error:
         raise damaged(what, error) from None

@@ -101,6 +101,10 @@ class GroupHandle:
         members = self._member_lines(group, vitals, rows)
         return GroupView(self._log.identity.name, self.name, group, lines, members, *self._letters())
 
+    def begin_to_watch(self) -> None:
+        """Look at the members without waiting. Who looks at many groups begins with all: he waits for one beat only."""
+        self.vitals.look(patient=False)
+
     def members(self, patient: bool = True) -> list[MemberLine]:
         """One line for each registered member; ``patient`` as in ``describe``."""
         group, vitals = self.registry.group(), self.vitals.look(patient)
@@ -114,10 +118,10 @@ class GroupHandle:
     def _letters(self) -> tuple[int | None, float | None]:
         """How many dead letters wait, and for how long the oldest; None where they cannot be looked at."""
         try:
-            count, oldest_us = self.dead_letters.waiting()
+            waiting = self.dead_letters.waiting()
         except PxrsError:
             return None, None
-        return count, None if oldest_us is None else max(0.0, self._clock.wall() - oldest_us / 1_000_000)
+        return waiting.letters, waiting.age_seconds(self._clock.wall())
 
     def history(self, partition: int) -> tuple[Tenure, ...]:
         """The last owners of a partition: who, under which epoch, from when, why."""
@@ -157,10 +161,10 @@ class GroupHandle:
     def evict(self, member: str) -> None:
         """Put a member out at once: its process is fenced and stops, its partitions go to others.
 
-        Where nobody else lives who could do it, its partitions are freed here, and the mark in its row is removed.
+        Where nobody else stays who could do it, its partitions are freed here, and the mark in its row is removed.
         """
         self.registry.evict(member, f"{EVICTED}{secrets.token_hex(8)}")
-        if not any(vital.lives for vital in self.vitals.look()):
+        if not any(vital.stays for vital in self.vitals.look()):
             self._clear_up_behind(member)
 
     def _clear_up_behind(self, member: str) -> None:

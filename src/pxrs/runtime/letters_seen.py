@@ -15,6 +15,10 @@ class Waiting(NamedTuple):
     letters: int
     oldest_us: int | None
 
+    def age_seconds(self, wall: float) -> float | None:
+        """How long the oldest has been waiting at this time; None if there is none."""
+        return None if self.oldest_us is None else max(0.0, wall - self.oldest_us / 1_000_000)
+
 
 def waiting_in(box: Log, retried: Collection[int]) -> Waiting:
     """Counted by the bounds of the box: only the oldest letter is read."""

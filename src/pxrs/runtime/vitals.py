@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pxrs.clock import Clock
 from pxrs.errors import Damaged
-from pxrs.model import MemberRow
+from pxrs.model import MemberRow, MemberState
 from pxrs.rules.liveness import Onlooker, Sign, beat_seconds
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.rows import Held
@@ -26,6 +26,10 @@ class Vital(NamedTuple):
     def lives(self) -> bool:
         return not self.dead and not self.row.is_evicted
 
+    @property
+    def stays(self) -> bool:
+        return self.lives and self.row.state is not MemberState.LEAVING
+
 
 class Vitals:
     """Looks at the members of one group. Kept between looks, it waits for nobody whom it has watched long enough."""
@@ -40,10 +44,12 @@ class Vitals:
     def look(self, patient: bool = True) -> list[Vital]:
         """All members. Before one is called dead it is looked at again, a beat later; a healthy group costs no wait.
 
-        Who is not ``patient`` waits for nothing: those of whom it cannot be told yet count as alive.
+        Nobody waits for a member that says it is leaving: its row goes, or a later look tells. Who is not ``patient``
+        waits for nothing. Those of whom it cannot be told yet count as alive.
         """
         self._see()
         undecided = self._undecided()
+        awaited = {row.owner for row in undecided}
         pause = max(map(beat_seconds, undecided), default=0.0) / LOOKS
         for _ in range(LOOKS if patient and undecided else 0):
             threading.Event().wait(pause)
@@ -51,7 +57,7 @@ class Vitals:
             undecided = self._undecided()
             if not undecided:
                 break
-        doubted = {row.id for row in undecided} if patient else set()
+        doubted = {row.id for row in undecided if row.owner in awaited} if patient else set()
         return [Vital(row, row.id in doubted or self._judge(row) is Sign.DEAD) for row in self._rows]
 
     def _see(self) -> None:
@@ -61,7 +67,8 @@ class Vitals:
         self._onlooker.see(self._rows, self._clock.monotonic())
 
     def _undecided(self) -> list[MemberRow]:
-        return [row for row in self._rows if not row.is_evicted and self._judge(row) is Sign.OPEN]
+        staying = (row for row in self._rows if row.state is not MemberState.LEAVING and not row.is_evicted)
+        return [row for row in staying if self._judge(row) is Sign.OPEN]
 
     def _judge(self, row: MemberRow) -> Sign:
         return self._onlooker.judge(row, self._clock.wall(), self._clock.monotonic())

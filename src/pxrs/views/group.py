@@ -102,6 +102,11 @@ class MemberLine(Line):
         return self.state not in (DEAD, EVICTED, DAMAGED)
 
     @property
+    def stays(self) -> bool:
+        """Whether it lives, and will go on working."""
+        return self.lives and self.state != MemberState.LEAVING.value
+
+    @property
     def is_spark(self) -> bool:
         return any(value != NOTHING for value in (self.app, self.ui, self.jvm))
 
@@ -149,14 +154,24 @@ class GroupView(Lines[PartitionLine]):
         return [member for member in self.members if member.lives]
 
     @property
+    def is_left_alone(self) -> bool:
+        """Whether messages wait, or may wait, and no member lives that will go on working."""
+        return self.total_lag > 0 and not any(member.stays for member in self.members)
+
+    @property
+    def seen(self) -> float | None:
+        """The time of the youngest beat, by its member's own clock."""
+        return max((m.seen for m in self.members if m.seen is not None), default=None)
+
+    @property
     def dead(self) -> list[MemberLine]:
         """The members whose processes have shown no life for a lease, and while they were looked at."""
         return [member for member in self.members if member.state == DEAD]
 
     @property
     def silent_seconds(self) -> float | None:
-        """How long ago the last of the dead was alive, by the clocks; None if nobody has said so."""
-        return min((m.silent_seconds for m in self.dead if m.silent_seconds is not None), default=None)
+        """How long ago the youngest beat was, by the clocks; None if nobody has said so, or if the clocks disagree."""
+        return min((m.silent_seconds for m in self.members if m.silent_seconds is not None), default=None)
 
     @property
     def parked(self) -> list[PartitionLine]:
