@@ -25,15 +25,19 @@ class Sample(NamedTuple):
 
 
 _MEMBER = ("queue", "group", "member")
-_PARTITION = (*_MEMBER, "partition")
 _QUEUE = ("queue",)
+_GROUP = ("queue", "group")
+_PARTITION = (*_GROUP, "partition")
+# A partition's series must go on when it changes hands, so they bear no member; one series says who owns it.
+_OWNER = (*_PARTITION, "member")
 
 LAG_MESSAGES = Metric("pxrs_lag_messages", "gauge", "messages behind the end of the log", _PARTITION)
 LAG_SECONDS = Metric("pxrs_lag_seconds", "gauge", "how long the next message has been waiting", _PARTITION)
 CHECKPOINT = Metric("pxrs_checkpoint", "gauge", "the committed offset: the next message to process", _PARTITION)
+OWNER_EPOCH = Metric("pxrs_owner_epoch", "gauge", "the epoch under which this member owns the partition", _OWNER)
 OWNED_PARTITIONS = Metric("pxrs_owned_partitions", "gauge", "partitions in this member's hands", _MEMBER)
 PARKED_PARTITIONS = Metric(
-    "pxrs_parked_partitions", "gauge", "owned partitions that wait because their log cannot be read", _MEMBER
+    "pxrs_parked_partitions", "gauge", "owned partitions that wait for their log, sink, dead letters or a disk", _MEMBER
 )
 BEAT_AGE_SECONDS = Metric("pxrs_beat_age_seconds", "gauge", "time since the registry confirmed a beat", _MEMBER)
 LEADS = Metric("pxrs_leads", "gauge", "1 if this member leads its group", _MEMBER)
@@ -60,5 +64,27 @@ SEALED_SEGMENTS = Metric("pxrs_sealed_segments_total", "counter", "segments that
 TRIMMED_MESSAGES = Metric(
     "pxrs_trimmed_messages_total", "counter", "messages that retention deleted in this process", _QUEUE
 )
+
+# Of whole groups, told from the registry's rows and the log by `pxrs metrics`, whoever owns what. The dead letters
+# also stand on the page of the consumer that leads the group.
+GROUP_DEAD_LETTERS = Metric(
+    "pxrs_group_dead_letters", "gauge", "dead letters that were not sent again: they wait for somebody", _GROUP
+)
+GROUP_OLDEST_DEAD_LETTER = Metric(
+    "pxrs_group_oldest_dead_letter_seconds", "gauge", "age of the oldest dead letter that waits; 0 = none", _GROUP
+)
+GROUP_LAG_MESSAGES = Metric("pxrs_group_lag_messages", "gauge", "messages behind the checkpoint", _PARTITION)
+GROUP_LAG_SECONDS = Metric(
+    "pxrs_group_lag_seconds", "gauge", "how long the message at the checkpoint has been waiting", _PARTITION
+)
+GROUP_CHECKPOINT = Metric("pxrs_group_checkpoint", "gauge", "the committed offset of the row", _PARTITION)
+GROUP_MEMBERS = Metric(
+    "pxrs_group_members", "gauge", "members by state: alive, or dead (their processes show no life)", (*_GROUP, "state")
+)
+GROUP_PARTITIONS = Metric(
+    "pxrs_group_partitions", "gauge", "partitions by state: owned, free, paused, parked or damaged", (*_GROUP, "state")
+)
+GROUP_UP = Metric("pxrs_group_up", "gauge", "1 if the group's rows and its part of the log could be read", _GROUP)
+UP = Metric("pxrs_up", "gauge", "1 if the registry could be read", _QUEUE)
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

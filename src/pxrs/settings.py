@@ -120,7 +120,9 @@ class Settings:
     prefix: str = "/pxrs/"
     """Before every key in the registry: several deployments can share one store."""
     metrics_port: int = 0
-    """Serve Prometheus text on this port of 127.0.0.1; 0 = do not."""
+    """Serve Prometheus text on this port; 0 = do not. One that is taken is a warning: the consumer goes on."""
+    metrics_host: str = "127.0.0.1"
+    """The address on which the metrics page is served; "0.0.0.0" = all of this machine, for all who reach it."""
 
     def __new__(cls, *_: Any, **values: Any) -> Settings:
         check_names(values, "Settings")  # before the dataclass's own TypeError, which does not say what to write
@@ -186,6 +188,8 @@ def _check_ranges(settings: Settings) -> None:
         raise BadSetting(f"prefix = {settings.prefix!r}: must begin and end with '/', as '/pxrs/' does")
     if settings.metrics_port > 65_535:
         raise BadSetting(f"metrics_port = {settings.metrics_port}: ports end at 65535")
+    if not settings.metrics_host.strip():
+        raise BadSetting(f"metrics_host = {settings.metrics_host!r}: an address or a name; '0.0.0.0' means all")
 
 
 def _check_relations(settings: Settings) -> None:

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -60,7 +61,10 @@ def ends() -> list[int]:
 
 def test_list_shows_state_and_lag(ready: Pxrs) -> None:
     lines = [line.split() for line in ready("group", "list", QUEUE).out.splitlines()]
-    assert lines == [["GROUP", "STATE", "MEMBERS", "TOTAL-LAG"], ["billing", "Empty", "0", "40"]]
+    assert lines == [
+        ["GROUP", "STATE", "MEMBERS", "LAST-SEEN", "TOTAL-LAG", "DEAD-LETTERS", "OLDEST"],
+        ["billing", "Empty", "0", "-", "40", "0", "-"],
+    ]
 
 
 def test_describe_has_kafkas_columns_and_a_total(ready: Pxrs) -> None:
@@ -109,7 +113,7 @@ def test_b27_a_checkpoint_beyond_the_end_is_no_lag_of_0(ready: Pxrs) -> None:
     assert found["total_lag"] is None and [p["lag"] for p in found["partitions"]] == [0, 0, None, 0]
     assert [bool(p["error"]) for p in found["partitions"]] == [False, False, True, False]
     listed = ready("group", "list", QUEUE)
-    assert listed.out.split()[-1] == "?" and "ahead of the log" in listed.err
+    assert listed.out.split()[-3] == "?" and "ahead of the log" in listed.err
 
 
 def test_an_unknown_end_is_no_lag_of_0(ready: Pxrs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +157,8 @@ def test_members_owners_and_hosts_are_shown(ready: Pxrs) -> None:
     with running_member("billing", "A"):
         rows = [line.split() for line in ready("group", "members", QUEUE, "billing").out.splitlines()]
         assert rows[0][:2] == ["GROUP", "CONSUMER-ID"] and rows[1][:2] == ["billing", "A"]
-        assert rows[1][-4:] == ["active", "4", "0-3", "yes"]
+        assert rows[0][-5:] == ["STATE", "LAST-SEEN", "#PARTITIONS", "ASSIGNMENT", "LEADER"]
+        assert rows[1][-5] == "active" and rows[1][-3:] == ["4", "0-3", "yes"]
         described = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)
         assert described["state"] == "Stable" and described["members"] == 1
         assert {(p["consumer_id"], p["host"]) for p in described["partitions"]} == {("A", rows[1][2])}
@@ -166,7 +171,9 @@ SPARK = {"engine": "spark", "app": "local-17", "ui": "http://127.0.0.1:4040", "j
 
 def enter(name: str, partitions: list[int], lease_ms: int = 60_000, **info: str) -> None:
     """A member's rows as its process would leave them: it is in the group, and owns these partitions."""
-    row = MemberRow(name, f"life-of-{name}", lease_ms=lease_ms, info=tuple({"host": "h", "pid": "1", **info}.items()))
+    about = tuple({"host": "h", "pid": "1", **info}.items())
+    # It has just beaten: who looks need not wait for its next beat.
+    row = MemberRow(name, f"life-of-{name}", lease_ms=lease_ms, info=about, seen=time.time())
     with library.open(QUEUE, create=False) as queue:
         registry = queue.group("billing").registry
         registry.register(row)
@@ -197,6 +204,23 @@ def test_columns_of_spark_stand_in_tables_only_where_there_is_spark(ready: Pxrs)
     partitions = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)["partitions"]
     assert [p["engine"] for p in partitions] == [None, None, "threads", None]
     assert {p["app"] for p in partitions} == {None, "-"}
+
+
+def test_parked_partitions_and_passed_over_letters_are_shown(ready: Pxrs) -> None:
+    enter("A", [0, 2])
+    with library.open(QUEUE, create=False) as queue:
+        registry = queue.group("billing").registry
+        row = registry.members()[0]
+        registry.beat(replace(row, parked=((2, "the disk is full"),), passed_over=3, seen=time.time()), None)
+    shown = ready("group", "describe", QUEUE, "billing")
+    header = dict(line.split(None, 1) for line in shown.out.split("\n\n")[0].splitlines())
+    assert (header["PARKED"], header["PASSED-OVER"]) == ("2", "3")
+    assert "pxrs: group 'billing', partition 2 waits: the disk is full\n" in shown.err
+    facts = json.loads(ready("group", "describe", QUEUE, "billing", "-o", "json").out)
+    assert [p["parked"] for p in facts["partitions"]] == [None, None, "the disk is full", None]
+    [member] = json.loads(ready("group", "members", QUEUE, "billing", "-o", "json").out)
+    assert member["passed_over"] == 3
+    assert "warning: group 'billing', partition 2 waits: the disk is full" in ready("health", QUEUE).err
 
 
 def test_seek_is_a_dry_run_without_execute(ready: Pxrs) -> None:

@@ -90,8 +90,8 @@ def test_verify_finds_a_damaged_byte(pxrs: Pxrs, tmp_path: Path) -> None:
 
 def test_health_says_ok(pxrs: Pxrs) -> None:
     make_queue(pxrs, messages=4)
-    make_group(pxrs, "billing")
-    assert pxrs("health", QUEUE) == (0, "log: 4 partitions, 4 messages\nregistry: 1 groups\nOK\n", "")
+    make_group(pxrs, "billing", "--to-latest")
+    assert pxrs("health", QUEUE) == (0, "log: 4 partitions, 4 messages\nregistry: 1 group\nOK\n", "")
 
 
 def test_health_finds_a_checkpoint_beyond_the_log(pxrs: Pxrs, tmp_path: Path) -> None:
@@ -110,6 +110,16 @@ def test_health_finds_a_damaged_registry(pxrs: Pxrs, tmp_path: Path) -> None:
     (tmp_path / "broken.db").write_bytes(b"this is no database, and it is long enough to be looked at" * 20)
     shown = pxrs("health", QUEUE, "--registry", "sqlite:broken.db")
     assert shown.code == 1 and "broken.db" in shown.err
+
+
+@pytest.mark.parametrize("messages", [0, 4])
+def test_looking_at_groups_creates_nothing(pxrs: Pxrs, tmp_path: Path, messages: int) -> None:
+    make_queue(pxrs, messages=messages)
+    before = sorted(tmp_path.rglob("*"))
+    for verb in (["group", "list"], ["health"], ["metrics"]):
+        assert pxrs(*verb, QUEUE).code == 0
+    assert pxrs("group", "describe", QUEUE, "billing").code == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # ---- dead letters ---------------------------------------------------------------------------------------------------
@@ -145,11 +155,28 @@ def test_dlq_ls_and_show(failed: Pxrs) -> None:
     assert as_json["offset"] == 5 and as_json["member"] == "A" and json.loads(as_json["value"])["n"] == 5
 
 
+def test_dead_letters_are_told_wherever_a_group_is_looked_at(failed: Pxrs) -> None:
+    [listed] = json.loads(failed("group", "list", QUEUE, "-o", "json").out)
+    described = json.loads(failed("group", "describe", QUEUE, "billing", "-o", "json").out)
+    for facts in (listed, described):
+        assert facts["dead_letters"] == 2 and 0 <= facts["oldest_letter"] < 600
+    assert failed("group", "list", QUEUE).out.splitlines()[1].split()[-2] == "2"
+    assert "DEAD-LETTERS   2\n" in failed("group", "describe", QUEUE, "billing").out
+    told = failed("health", QUEUE)
+    assert told.code == 0 and told.out.endswith("OK\n")
+    assert "pxrs: warning: group 'billing': 2 dead letters, the oldest from" in told.err
+    assert failed("health", QUEUE, "--fail-if-dead-letters").code == 3
+    assert failed("dlq", "retry", QUEUE, "billing", 0).code == 0
+    assert json.loads(failed("group", "list", QUEUE, "-o", "json").out)[0]["dead_letters"] == 1
+    assert failed("group", "seek", QUEUE, "billing", "--to-latest", "--execute").code == 0
+    assert "1 dead letter, the oldest" in failed("health", QUEUE).err
+
+
 def test_dlq_retry_sends_the_original_once(failed: Pxrs) -> None:
-    assert failed("dlq", "retry", QUEUE, "billing", 1).out == "sent 1 messages again\n"
+    assert failed("dlq", "retry", QUEUE, "billing", 1).out == "sent 1 message again\n"
     again = failed("dlq", "retry", QUEUE, "billing", 1)
     assert again.out == "sent 0 messages again\n" and "--again" in again.err
-    assert failed("dlq", "retry", QUEUE, "billing", "--all").out == "sent 1 messages again\n"
+    assert failed("dlq", "retry", QUEUE, "billing", "--all").out == "sent 1 message again\n"
     assert failed("dlq", "retry", QUEUE, "billing", "--all", "--again").out == "sent 2 messages again\n"
     sent = [json.loads(line) for line in failed("log", "cat", QUEUE, "--offset", 6, "-o", "json").out.splitlines()]
     assert [(m["key"], json.loads(m["value"])["n"]) for m in sent] == [
@@ -162,7 +189,7 @@ def test_dlq_retry_sends_the_original_once(failed: Pxrs) -> None:
 
 def test_dlq_retry_is_for_one_group_unless_all_are_meant(failed: Pxrs) -> None:
     failed("dlq", "retry", QUEUE, "billing", 0)
-    assert failed("dlq", "retry", QUEUE, "billing", 1, "--all-groups").out == "sent 1 messages again\n"
+    assert failed("dlq", "retry", QUEUE, "billing", 1, "--all-groups").out == "sent 1 message again\n"
     sent = [json.loads(line) for line in failed("log", "cat", QUEUE, "--offset", 6, "-o", "json").out.splitlines()]
     assert [list(m["headers"]) for m in sent] == [["pxrs.only-for"], ["pxrs.retried-from"]]
     assert json.loads(failed("group", "describe", QUEUE, "billing", "-o", "json").out)["passed_over"] == 0
@@ -188,8 +215,11 @@ def test_a_dump_can_be_loaded_elsewhere(failed: Pxrs, tmp_path: Path) -> None:
     loaded = failed("registry", "load", QUEUE, "--registry", "sqlite:other.db", stdin=dump)
     assert loaded.out == f"wrote {len(keys)} rows\n"
     assert failed("registry", "dump", QUEUE, "--registry", "sqlite:other.db").out == dump
-    described = json.loads(failed("group", "list", QUEUE, "--registry", "sqlite:other.db", "-o", "json").out)
-    assert described == [{"group": "billing", "state": "Empty", "members": 0, "total_lag": 0}]
+    [listed] = json.loads(failed("group", "list", QUEUE, "--registry", "sqlite:other.db", "-o", "json").out)
+    assert listed.pop("oldest_letter") >= 0
+    assert listed == {
+        "group": "billing", "state": "Empty", "members": 0, "last_seen": None, "total_lag": 0, "dead_letters": 2
+    }  # fmt: skip
 
 
 def test_load_overwrites_only_with_force(failed: Pxrs, tmp_path: Path) -> None:
@@ -200,7 +230,7 @@ def test_load_overwrites_only_with_force(failed: Pxrs, tmp_path: Path) -> None:
     refused = failed("registry", "load", QUEUE, "rows.jsonl")
     assert refused.code == 1 and "partition/00000" in refused.err and "--force" in refused.err
     assert failed("registry", "dump", QUEUE).out != dump
-    assert failed("registry", "load", QUEUE, "rows.jsonl", "--force").out == "wrote 1 rows\n"
+    assert failed("registry", "load", QUEUE, "rows.jsonl", "--force").out == "wrote 1 row\n"
     assert failed("registry", "dump", QUEUE).out == dump
 
 

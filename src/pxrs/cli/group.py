@@ -11,7 +11,7 @@ import typer
 from pxrs.cli import words
 from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, opened
 from pxrs.cli.output import LAG_EXIT_CODE, note, rendered, show
-from pxrs.views.tables import UNKNOWN, Table, ranges
+from pxrs.views.tables import UNKNOWN, Table, ranges, span
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
@@ -27,9 +27,17 @@ _COLUMNS = (
 def list_groups(url: Url, output: Output = "table", registry: RegistryUrl = None) -> None:
     """The groups of a queue, with their state and lag."""
     with opened(url, registry) as queue:
-        views = [queue.group(name).describe() for name in queue.groups()]
-    rows = [[view.group, view.state, len(view.members), _total_lag(view, output)] for view in views]
-    show(Table(["GROUP", "STATE", "MEMBERS", "TOTAL-LAG"], rows), output)
+        handles = [queue.group(name) for name in queue.groups()]
+        for handle in handles:
+            handle.begin_to_watch()
+        views = [handle.describe() for handle in handles]
+    rows = [
+        [view.group, view.state, len(view.living), _last_seen(view, output), _total_lag(view, output),
+         _known(view.dead_letters, output), _age(view.oldest_letter_seconds, output)]
+        for view in views
+    ]  # fmt: skip
+    oldest = "OLDEST" if output == "table" else "OLDEST-LETTER"  # 80 columns are not many
+    show(Table(["GROUP", "STATE", "MEMBERS", "LAST-SEEN", "TOTAL-LAG", "DEAD-LETTERS", oldest], rows), output)
     for view in views:
         _note_errors(view)
 
@@ -78,7 +86,7 @@ def _described(view: GroupView, output: Any) -> str:
     members = {member.member: member for member in view.members}
     hosts = {name: member.host for name, member in members.items()}
     spark = _of_spark(view.members, output, ("engine", "app", "ui", "jvm"))
-    troubled = ("error",) if output == "json" or any(p.error for p in view) else ()
+    troubled = ("error", "parked") if output == "json" else ("error",) if any(p.error for p in view) else ()
     rows = [
         [view.group, view.queue, p.partition, p.checkpoint, _known(p.end, output), _known(p.lag, output), p.owner,
          hosts.get(p.owner or ""), p.epoch]
@@ -88,8 +96,10 @@ def _described(view: GroupView, output: Any) -> str:
     ]  # fmt: skip
     header = {
         "GROUP": view.group,
-        "STATE": view.state,
-        "MEMBERS": len(view.members),
+        "STATE": _state(view, output),
+        "MEMBERS": len(view.living),
+        "DEAD": [member.member for member in view.dead],
+        "LAST-SEEN": _last_seen(view, output),
         "IDLE": view.idle,
         "PAUSED": ranges([line.partition for line in view if line.paused]),
         "LEADER": view.leader,
@@ -97,6 +107,9 @@ def _described(view: GroupView, output: Any) -> str:
         "GENERATION": view.generation,
         "REASON": view.reason,
         "TOTAL-LAG": _total_lag(view, output),
+        "DEAD-LETTERS": _known(view.dead_letters, output),
+        "OLDEST-LETTER": _age(view.oldest_letter_seconds, output),
+        "PARKED": ranges([line.partition for line in view.parked]),
     }
     if view.passed_over or output == "json":
         header["PASSED-OVER"] = view.passed_over
@@ -112,6 +125,23 @@ def _total_lag(view: GroupView, output: Any) -> int | str | None:
     return _known(view.total_lag if view.is_lag_known else None, output)
 
 
+def _age(seconds: float | None, output: Any) -> float | str | None:
+    """How long ago something was: seconds for programs that read JSON, elsewhere as people say it."""
+    return seconds if seconds is None or output == "json" else span(seconds)
+
+
+def _state(view: GroupView, output: Any) -> str:
+    is_told = view.state == "Dead" and view.silent_seconds is not None and output == "table"
+    return f"Dead for {span(view.silent_seconds)}" if is_told else view.state
+
+
+def _last_seen(of: GroupView | MemberLine, output: Any) -> str | None:
+    """The time of the last beat for programs; for people how long ago it was. None if nobody has said so."""
+    if output == "json":
+        return None if of.seen is None else words.timestamp(int(of.seen * 1_000_000))
+    return None if of.silent_seconds is None else span(of.silent_seconds)
+
+
 def _of_spark(members: list[MemberLine], output: Any, names: tuple[str, ...]) -> tuple[str, ...]:
     """The facts about Spark applications: shown where there are some, and always to programs that read JSON."""
     return names if output == "json" or any(member.is_spark for member in members) else ()
@@ -120,6 +150,8 @@ def _of_spark(members: list[MemberLine], output: Any, names: tuple[str, ...]) ->
 def _note_oddities(view: GroupView) -> None:
     if view.state == "Empty":
         note(f"group {view.group!r} has no members")
+    elif view.state == "Dead":
+        note(f"no member of group {view.group!r} shows life; `pxrs member evict` puts one out")
     elif view.state == "Rebalancing":
         note(f"group {view.group!r} is rebalancing")
     _note_errors(view)
@@ -129,17 +161,22 @@ def _note_errors(view: GroupView) -> None:
     for line in view:
         if line.error:
             note(f"group {view.group!r}, partition {line.partition}: {line.error}")
+        if line.parked:
+            note(f"group {view.group!r}, partition {line.partition} waits: {line.parked}")
 
 
 def members(url: Url, group: GroupName, output: Output = "table", registry: RegistryUrl = None) -> None:
     """The members of a group, and what each works on."""
-    columns = ["GROUP", "CONSUMER-ID", "HOST", "PID", "ENGINE", "STATE", "#PARTITIONS", "ASSIGNMENT", "LEADER"]
+    columns = ["GROUP", "CONSUMER-ID", "HOST", "PID", "ENGINE", "STATE", "LAST-SEEN", "#PARTITIONS", "ASSIGNMENT",
+               "LEADER"]  # fmt: skip
     with opened(url, registry) as queue:
         found = queue.group(group).members()
     spark = _of_spark(found, output, ("app", "ui", "jvm"))
+    spark = (*spark, "silent_seconds", "passed_over") if output == "json" else spark
     rows = [
-        [group, m.member, m.host, m.pid, m.engine, "idle" if m.idle else m.state, len(m.partitions),
-         ranges(m.partitions), m.leader, *(m[name] for name in spark)]
+        [group, m.member, m.host, m.pid, m.engine, "idle" if m.idle else m.state,
+         _last_seen(m, output), len(m.partitions), ranges(m.partitions), m.leader,
+         *(m[name] for name in spark)]
         for m in found
     ]  # fmt: skip
     show(Table([*columns, *map(str.upper, spark)], rows), output)

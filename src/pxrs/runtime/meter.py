@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from pxrs import metrics
 from pxrs.clock import Clock
-from pxrs.errors import BadSetting, PxrsError
+from pxrs.errors import PxrsError
 from pxrs.logs.base import Log
 from pxrs.metrics import Metric, Sample
 from pxrs.runtime.delivery import messages_of
+from pxrs.runtime.letters_seen import Waiting
 from pxrs.runtime.member import Member
 from pxrs.runtime.tally import Tally
 
@@ -40,16 +41,18 @@ class Measured(Protocol):
         """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
 
 
-class Sampled(Protocol):
-    """Something that has metrics."""
-
-    def samples(self) -> Iterator[Sample]: ...
+def _none() -> Waiting:
+    return Waiting(0, None)
 
 
 class Meter:
-    """The metrics of one consumer. Nothing is computed on the way of a message; lag is looked up when asked for."""
+    """The metrics of one consumer. Nothing is computed on the way of a message; lag is looked up when asked for.
 
-    def __init__(self, log: Log, group: str, clock: Clock) -> None:
+    ``letters`` tells of the dead letters of the group: a matter of the member that leads.
+    """
+
+    def __init__(self, log: Log, group: str, clock: Clock, letters: Callable[[], Waiting] = _none) -> None:
+        self._letters = letters
         self._log = log
         self._group = group
         self._clock = clock
@@ -68,13 +71,16 @@ class Meter:
         """Everything as it is now."""
         if self._member is None or self._work is None:
             return
-        labels = (self._log.identity.name, self._group, self._member.me.id)
+        of_group = (self._log.identity.name, self._group)
+        labels = (*of_group, self._member.me.id)
         for metric in dict.fromkeys(_COUNTED.values()):
             yield Sample(metric, labels, self._counts[metric])
         yield from self._of_member(self._member, labels)
         yield from self._of_work(self._work, labels)
+        if self._member.coordinator.leads:
+            yield from self._of_letters(of_group)
         for partition in sorted(self._member.handles):
-            yield from self._of_partition(partition, (*labels, str(partition)))
+            yield from self._of_partition(partition, (*of_group, str(partition)), self._member.me.id)
 
     def _of_member(self, member: Member, labels: tuple[str, ...]) -> Iterator[Sample]:
         yield Sample(metrics.OWNED_PARTITIONS, labels, len(member.handles))
@@ -92,7 +98,13 @@ class Meter:
         yield Sample(metrics.HANDLER_SECONDS, labels, tally.handler_seconds)
         yield Sample(metrics.EXPIRED, labels, tally.expired)
 
-    def _of_partition(self, partition: int, labels: tuple[str, ...]) -> Iterator[Sample]:
+    def _of_letters(self, labels: tuple[str, ...]) -> Iterator[Sample]:
+        try:
+            yield from letter_samples(self._letters(), labels, self._clock.wall())
+        except PxrsError:
+            return
+
+    def _of_partition(self, partition: int, labels: tuple[str, ...], member: str) -> Iterator[Sample]:
         handle = self._member.handles.get(partition) if self._member else None
         position = self._work.where(partition) if self._work else None
         if handle is None or position is None:
@@ -104,6 +116,7 @@ class Meter:
         yield Sample(metrics.LAG_MESSAGES, labels, lag)
         yield Sample(metrics.LAG_SECONDS, labels, seconds)
         yield Sample(metrics.CHECKPOINT, labels, handle.committed or 0)
+        yield Sample(metrics.OWNER_EPOCH, (*labels, member), handle.grant.epoch)
 
     def _lag(self, partition: int, position: int) -> tuple[int, float]:
         end = self._log.bounds(partition)[1]
@@ -114,42 +127,7 @@ class Meter:
         return end - position, max(0.0, self._clock.wall() - waiting_since)
 
 
-def serve(port: int, meters: Callable[[], Iterable[Sampled]]) -> Callable[[], None]:
-    """Serve these metrics as Prometheus text on this port of 127.0.0.1; returns how to stop."""
-    from prometheus_client import CollectorRegistry, start_http_server
-
-    registry = CollectorRegistry()
-    registry.register(_Collector(meters))
-    try:
-        server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
-    except OSError as error:
-        raise BadSetting(f"metrics_port = {port}: {error.strerror}; give each process its own port, or 0") from error
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
-
-
-class _Collector:
-    """Turns samples into what prometheus_client writes."""
-
-    def __init__(self, meters: Callable[[], Iterable[Sampled]]) -> None:
-        self._meters = meters
-
-    def describe(self) -> list[Any]:
-        return []
-
-    def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        families: dict[Metric, Any] = {}
-        for metric in metrics.ALL:
-            family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            families[metric] = family(metric.name, metric.help, labels=metric.labels)
-        for meter in self._meters():
-            for sample in meter.samples():
-                families[sample.metric].add_metric(sample.labels, sample.value)
-        yield from families.values()
+def letter_samples(waiting: Waiting, labels: tuple[str, ...], wall: float) -> Iterator[Sample]:
+    """What a group's dead letters are in numbers."""
+    yield Sample(metrics.GROUP_DEAD_LETTERS, labels, waiting.letters)
+    yield Sample(metrics.GROUP_OLDEST_DEAD_LETTER, labels, waiting.age_seconds(wall) or 0.0)

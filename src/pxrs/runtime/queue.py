@@ -33,7 +33,8 @@ from pxrs.runtime.job import Job
 from pxrs.runtime.journal import Journal
 from pxrs.runtime.member import Member
 from pxrs.runtime.membership import Membership
-from pxrs.runtime.meter import Meter, serve
+from pxrs.runtime.meter import Meter
+from pxrs.runtime.metrics_page import serve_if_possible
 from pxrs.runtime.named import NamedProducer
 from pxrs.runtime.places import open_store, places_of
 from pxrs.runtime.producer import Producer
@@ -225,8 +226,10 @@ class Queue:
         row = MemberRow(
             name, secrets.token_hex(16), lease_ms=settings.lease_ms, grace_ms=settings.grace_ms,
             joined=self._clock.wall(), info=tuple((about_this_process() | dict(info or {})).items()),
+            beat_ms=settings.beat_ms,
         )  # fmt: skip
-        meter = Meter(self.log, group, self._clock)
+        letters = GroupHandle(registry, self.log, self._clock).dead_letters
+        meter = Meter(self.log, group, self._clock, letters.waiting)
         listeners: list[Report] = [Journal(self.name, group, self._clock), meter, *([report] if report else [])]
         told = to_all(*listeners)
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
@@ -240,14 +243,18 @@ class Queue:
         made = make_group(self._belonging(settings), registry, self.log, self._assignor)
         if made is not None:
             told(made, {"member": member, "messages": message_count(self.log)})
-        self._serve_metrics(settings.metrics_port)
+        self._serve_metrics(settings)
         self._housekeeper.start()
 
-    def _serve_metrics(self, port: int) -> None:
+    def _serve_metrics(self, settings: Settings) -> None:
         """One page for all consumers of this queue object, opened with the first of them."""
-        if port and self._stop_metrics is None:
+        if settings.metrics_port and self._stop_metrics is None:
             keeper = self._housekeeper
-            self._stop_metrics = serve(port, lambda: [*(user.meter for user in list(self.users)), keeper])
+            self._stop_metrics = serve_if_possible(
+                settings.metrics_host,
+                settings.metrics_port,
+                lambda: [*(user.meter for user in list(self.users)), keeper],
+            )
 
     def subscribe(self, offsets: Mapping[int, int], handler: Handler, deliver: Deliver = "message") -> Subscription:
         """Process given partitions from given offsets on, outside any group: no member, no checkpoints.

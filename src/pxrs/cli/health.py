@@ -1,0 +1,120 @@
+"""``pxrs health``: is the log whole, does the registry fit it, and does somebody work?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pxrs.cli.options import RegistryUrl, Url, opened
+from pxrs.cli.output import LAG_EXIT_CODE, note
+from pxrs.errors import PxrsError
+from pxrs.views.tables import counted, span
+
+if TYPE_CHECKING:
+    from pxrs.runtime.group import GroupHandle
+    from pxrs.runtime.queue import Queue
+    from pxrs.views.group import GroupView
+
+
+@dataclass
+class _Findings:
+    """``broken`` is exit code 1, ``waiting`` is 3; what is ``odd`` is told, and is no failure."""
+
+    broken: list[str] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    odd: list[str] = field(default_factory=list)
+
+
+def health(
+    url: Url,
+    fail_if_dead_letters: Annotated[
+        bool, typer.Option("--fail-if-dead-letters", help="Exit code 3 if dead letters wait for somebody.")
+    ] = False,
+    registry: RegistryUrl = None,
+) -> None:
+    """Open log and registry and look at every partition and group.
+
+    Exit code 1 if something is wrong, 3 if messages wait and no member lives. Dead letters and partitions that wait are
+    told, and are no failure.
+    """
+    found = _Findings()
+    with opened(url, registry) as queue:
+        _look_at_log(queue, found)
+        _look_at_groups(queue, found, fail_if_dead_letters)
+    for text in (*found.broken, *found.waiting):
+        note(text)
+    for text in found.odd:
+        note(f"warning: {text}")
+    if found.broken or found.waiting:
+        raise typer.Exit(1 if found.broken else LAG_EXIT_CODE)
+    print("OK")
+
+
+def _look_at_log(queue: Queue, found: _Findings) -> None:
+    messages = 0
+    for partition in range(queue.partitions):
+        try:
+            start, end = queue.log.bounds(partition)
+            messages += end - start
+        except PxrsError as error:
+            found.broken.append(f"log: partition {partition}: {error}")
+    print(f"log: {counted(queue.partitions, 'partition')}, {counted(messages, 'message')}")
+
+
+def _look_at_groups(queue: Queue, found: _Findings, letters_fail: bool) -> None:
+    try:
+        queue.check_registry()
+        groups = [queue.group(name) for name in queue.groups()]
+    except PxrsError as error:
+        found.broken.append(f"registry: {error}")
+        return
+    print(f"registry: {counted(len(groups), 'group')}")
+    for group in groups:
+        group.begin_to_watch()
+    for group in groups:
+        _look_at_group(queue, group, found, letters_fail)
+
+
+def _look_at_group(queue: Queue, group: GroupHandle, found: _Findings, letters_fail: bool) -> None:
+    try:
+        broken = _misplaced(queue, group)
+        view = group.describe()
+    except PxrsError as error:
+        found.broken.append(f"group {group.name!r}: {error}")
+        return
+    found.broken += broken or [f"group {view.group!r}, partition {p.partition}: {p.error}" for p in view if p.error]
+    if view.is_left_alone:
+        found.waiting.append(_left_alone(view))
+    if view.dead_letters:
+        (found.waiting if letters_fail else found.odd).append(_letters(view))
+    found.odd += [f"group {view.group!r}, partition {line.partition} waits: {line.parked}" for line in view.parked]
+
+
+def _misplaced(queue: Queue, group: GroupHandle) -> list[str]:
+    """A checkpoint outside the log means that log or registry was lost, or replaced by another one."""
+    rows = group.registry.partitions()
+    if len(rows) != queue.partitions:
+        return [f"group {group.name!r} has {len(rows)} partition rows, the queue has {queue.partitions} partitions"]
+    bounds = {row.number: queue.log.bounds(row.number) for row in rows}
+    return [
+        f"group {group.name!r}: checkpoint {row.checkpoint} of partition {row.number} is outside the log, "
+        f"which holds {bounds[row.number][0]} to {bounds[row.number][1]}"
+        for row in rows
+        if row.checkpoint is not None and not bounds[row.number][0] <= row.checkpoint <= bounds[row.number][1]
+    ]
+
+
+def _left_alone(view: GroupView) -> str:
+    wait = f"{counted(view.total_lag, 'message')} wait{'s' if view.total_lag == 1 else ''}"
+    lag = wait if view.is_lag_known else "messages may wait"
+    gone = ", ".join(f"{m.member} {m.state} {span(m.silent_seconds)} ago" for m in view.members)
+    return f"group {view.group!r}: {lag}, and no member lives" + (f" (last seen: {gone})" if gone else "")
+
+
+def _letters(view: GroupView) -> str:
+    return (
+        f"group {view.group!r}: {counted(view.dead_letters or 0, 'dead letter')}, the oldest from "
+        f"{span(view.oldest_letter_seconds)} ago; look with `pxrs dlq ls`"
+    )
