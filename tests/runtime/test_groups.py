@@ -67,7 +67,7 @@ def test_one_log_line_tells_each_rebalance(caplog: pytest.LogCaptureFixture) -> 
             await_settled(site, number)
     lines = [record.getMessage() for record in caplog.records if " done after " in record.getMessage()]
     assert "A joined; moved 2 partitions (0 1)" in lines[0]
-    assert "B joined; moved 1 partitions" in lines[1]
+    assert "B joined; moved 1 partition " in lines[1]
     assert "C joined; moved nothing; members A B C; idle: C" in lines[2]
 
 
@@ -106,6 +106,26 @@ def test_seek_on_a_running_group_gives_the_owner_a_new_epoch_and_place() -> None
         result = site.queue.group("g").registry.commit({old: 10})[1]
         assert isinstance(result, Fenced)
         assert committed(site, 1) == 10
+
+
+def test_a_seek_and_a_pause_are_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pxrs.group")
+    with Site(partitions=2) as site:
+        site.send(8)
+        recorder = Recorder()
+        site.member("A", recorder)
+        eventually(lambda: len(recorder) == 8, "all are handled")
+        group = site.queue.group("g")
+        group.pause([0])
+        group.seek({1: 0})
+        eventually(lambda: len(recorder) == 12, "what was sought is handled again")
+        group.resume([0])
+        group.seek("earliest")
+        eventually(lambda: len(recorder) == 20, "all are handled again")
+        assert site.diaries["A"].partitions("lost") == []
+    told = [record for record in caplog.records if "lost partition" in record.getMessage()]
+    assert told == [] and [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    assert any("partition 1 was moved by a seek" in record.getMessage() for record in caplog.records)
 
 
 def test_seek_forward_skips_and_a_commit_under_the_old_epoch_does_not_undo_it() -> None:

@@ -24,7 +24,7 @@ def test_receipts_and_producers_say_what_is_stored() -> None:
         assert repr(lingering) == "<Receipt: not stored yet>"
         producer.close()
         assert repr(receipt) == "<Receipt: stored in partition 0 at offset 0>"
-        assert repr(rows) == "<BatchReceipt of 1 messages: stored>"
+        assert repr(rows) == "<BatchReceipt of 1 message: stored>"
         assert repr(producer) == f"<Producer of queue {queue.name!r}: 3 messages stored, closed>"
 
 

@@ -14,6 +14,7 @@ from pxrs.cli.output import progress
 from pxrs.cli.sources import Reading
 from pxrs.errors import Refused
 from pxrs.model import check_name
+from pxrs.views.tables import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +75,7 @@ def import_(
         with progress("importing", None) as advance:
             for count in places.send(queue, tables()):
                 advance(count)
-        print(f"imported {places.count} messages into {queue.name!r}")
+        print(f"imported {counted(places.count, 'message')} into {queue.name!r}")
         if group is not None:
             _take_over(queue, group, places)
 
@@ -93,7 +94,9 @@ def _check_all(tables: Iterable[Any], checkpoint: int) -> None:
     """Read it all once before anything is written: a wrong checkpoint or a bad line must leave nothing behind."""
     count = sum(table.num_rows for table in tables)
     if checkpoint > count:
-        raise Refused(f"checkpoint {checkpoint} is beyond the {count} messages of the source; nothing was imported")
+        raise Refused(
+            f"checkpoint {checkpoint} is beyond the {counted(count, 'message')} of the source; nothing was imported"
+        )
 
 
 def _check_new(queue: Queue, group: str) -> None:
@@ -144,4 +147,6 @@ def _take_over(queue: Queue, group: str, places: _Places) -> None:
     """Per partition the old global checkpoint is the first unprocessed offset; where there is none, the end."""
     queue.group(group).create(places.ends | places.unprocessed)
     left = sum(end - places.unprocessed.get(p, end) for p, end in places.ends.items())
-    print(f"group {group!r} starts with {left} unprocessed messages; {places.count - left} count as processed")
+    print(
+        f"group {group!r} starts with {counted(left, 'unprocessed message')}; {places.count - left} count as processed"
+    )

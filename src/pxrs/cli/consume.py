@@ -11,6 +11,7 @@ from pxrs.cli import words
 from pxrs.cli.messages import FORMAT_HELP, shape
 from pxrs.cli.options import RegistryUrl, Url, opened
 from pxrs.cli.output import note
+from pxrs.views.tables import counted
 
 if TYPE_CHECKING:
     from pxrs.runtime.tally import Tally
@@ -65,5 +66,6 @@ def consume(
 def sum_up(tally: Tally, queue: str, group: str) -> None:
     """The last word of a member that has left."""
     kept = f", {tally.dead_lettered} went to the dead letters" if tally.dead_lettered else ""
-    skipped = f", {tally.skipped} were skipped" if tally.skipped else ""
-    note(f"{group} on {queue}: handled {tally.handled - tally.dead_lettered - tally.skipped} messages{kept}{skipped}")
+    skipped = f", {tally.skipped} {'was' if tally.skipped == 1 else 'were'} skipped" if tally.skipped else ""
+    handled = counted(tally.handled - tally.dead_lettered - tally.skipped, "message")
+    note(f"{group} on {queue}: handled {handled}{kept}{skipped}")

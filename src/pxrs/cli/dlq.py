@@ -12,7 +12,7 @@ from pxrs.cli.options import GroupName, Output, RegistryUrl, Url, WrongUsage, op
 from pxrs.cli.output import note, show
 from pxrs.cli.words import timestamp
 from pxrs.errors import NotFound, Refused
-from pxrs.views.tables import Table, as_header
+from pxrs.views.tables import Table, as_header, counted
 
 if TYPE_CHECKING:
     from pxrs.runtime.deadletters import DeadLetter
@@ -91,8 +91,8 @@ def retry(
         sent = queue.group(group).dead_letters.retry(None if everything else chosen, all_groups, again)
     before = [number for number in chosen if letters[number].retried and not again]
     if before:
-        note(f"{len(before)} were sent again before: --again repeats them")
+        note(f"{len(before)} {'was' if len(before) == 1 else 'were'} sent again before: --again repeats them")
     for number in chosen:
         if letters[number].missing and number not in sent:
             note(f"dead letter {number} was left out: {letters[number].missing}")
-    print(f"sent {len(sent)} messages again")
+    print(f"sent {counted(len(sent), 'message')} again")

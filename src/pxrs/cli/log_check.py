@@ -12,7 +12,7 @@ from pxrs.cli.log import chosen
 from pxrs.cli.options import Output, Partitions, RegistryUrl, Url, opened
 from pxrs.cli.output import note, progress, show
 from pxrs.errors import Damaged, Expired, PxrsError, Refused, Unavailable
-from pxrs.views.tables import Table
+from pxrs.views.tables import Table, counted
 
 if TYPE_CHECKING:
     from pxrs.logs.damage import Damage
@@ -185,4 +185,4 @@ def _repair_all(
 def _lost(damage: Damage) -> str:
     if not damage.lost:
         return "what stands there, nobody can tell how many messages,"
-    return f"{damage.lost} messages, {damage.offset} to {damage.end - 1},"
+    return f"{counted(damage.lost, 'message')}, {damage.offset} to {damage.end - 1},"

@@ -15,7 +15,7 @@ from pxrs.cli.options import RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import INTERRUPTED_EXIT_CODE, note, progress, show
 from pxrs.cli.sources import Entry, Reading
 from pxrs.errors import PxrsError, Refused
-from pxrs.views.tables import Table
+from pxrs.views.tables import Table, counted
 
 if TYPE_CHECKING:
     from pxrs.runtime.producer import Producer, Receipt
@@ -63,7 +63,7 @@ def produce(
             found = sources.whole_files(paths, key) if whole else sources.entries(paths, reading, counter.is_over)
             with signals(counter.end):
                 counter.send_all(islice(_counted(found, advance), skip, None))
-        print(f"sent {counter.sent} messages to {queue.name!r}")
+        print(f"sent {counted(counter.sent, 'message')} to {queue.name!r}")
     if verbose:
         show(Table(["PARTITION", "MESSAGES"], sorted(counter.by_partition.items())), "table")
 

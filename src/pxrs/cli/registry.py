@@ -13,6 +13,7 @@ import typer
 from pxrs.cli.options import RegistryUrl, Url, opened
 from pxrs.cli.output import note
 from pxrs.errors import Conflict, Refused, Unknown
+from pxrs.views.tables import counted
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
@@ -53,15 +54,16 @@ def load(
         differing = [key for key, value in wanted.items() if key in present and present[key].value != value]
         if differing and not force:
             raise Refused(
-                f"{len(differing)} rows are there already with other values (the first is {differing[0]}); "
+                f"rows are there already with other values: {len(differing)}, the first is {differing[0]}; "
                 "nothing was written, --force overwrites them"
             )
         changes = _swaps(wanted, present)
         write_rows(queue.store, changes)
         queue.tell_of_other_registry()
-    print(f"wrote {len(changes)} rows")
+    print(f"wrote {counted(len(changes), 'row')}")
     if len(changes) < len(wanted):
-        note(f"{len(wanted) - len(changes)} rows were the same already")
+        same = len(wanted) - len(changes)
+        note(f"{counted(same, 'row')} {'was' if same == 1 else 'were'} the same already")
 
 
 def _text(file: str) -> str:

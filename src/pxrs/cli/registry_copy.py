@@ -11,6 +11,7 @@ import typer
 from pxrs.cli.output import note
 from pxrs.cli.registry import write_rows
 from pxrs.errors import NotFound, Refused, masked
+from pxrs.views.tables import counted
 
 if TYPE_CHECKING:
     from pxrs.stores.base import Row, Store, Swap
@@ -47,7 +48,7 @@ def copy(
         carried = [row for row in ids if _carry(row, new, target)]
         for name, swaps in changes.items():
             write_rows(new, swaps)
-            print(f"{'/'.join(name)}: {len(swaps)} rows written")
+            print(f"{'/'.join(name)}: {counted(len(swaps), 'row')} written")
         if move:
             _delete(old, groups)
             write_rows(old, [Swap(row.key, row.version, None) for row in carried])

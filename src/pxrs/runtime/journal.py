@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pxrs.clock import Clock
+from pxrs.views.tables import counted
 
 logger = logging.getLogger("pxrs.group")
 
@@ -95,4 +96,4 @@ def rebalance_line(facts: Mapping[str, Any]) -> str:
 def _listed(partitions: Sequence[int]) -> str:
     shown = " ".join(map(str, partitions[:20]))
     more = f" and {len(partitions) - 20} more" if len(partitions) > 20 else ""
-    return f"{len(partitions)} partitions ({shown}{more})" if partitions else "nothing"
+    return f"{counted(len(partitions), 'partition')} ({shown}{more})" if partitions else "nothing"

@@ -22,6 +22,7 @@ from pxrs.runtime.outbox import SMALL, Outbox
 from pxrs.runtime.parcels import Extras, Packer, Receipt, Routes, TableParcel
 from pxrs.runtime.tables import body_parts
 from pxrs.settings import Settings
+from pxrs.views.tables import counted
 
 __all__ = ["BatchReceipt", "Producer", "Receipt"]
 
@@ -50,8 +51,8 @@ class BatchReceipt:
     def __repr__(self) -> str:
         rows = sum(parcel.rows for parcel in self._parcels)
         if any(parcel.error is not None for parcel in self._parcels):
-            return f"<BatchReceipt of {rows} messages: failed>"
-        return f"<BatchReceipt of {rows} messages: {'stored' if self.done() else 'not stored yet'}>"
+            return f"<BatchReceipt of {counted(rows, 'message')}: failed>"
+        return f"<BatchReceipt of {counted(rows, 'message')}: {'stored' if self.done() else 'not stored yet'}>"
 
 
 class Producer:
