@@ -19,17 +19,19 @@ import platform
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from pxrs.errors import Refused
+from pxrs.errors import Damaged, Refused
 from pxrs.model import Owner, Range
-from pxrs.spark.streaming_offsets import Planned
+from pxrs.rules.fields import BadField, flag, items, mapping, parse, text, text_or_none, whole
+from pxrs.spark.streaming_offsets import Planned, range_of
 
+T = TypeVar("T")
 Identity = tuple[str, int]
 """What tells a plan from every other: the life in which it was made, and its number in that."""
 
@@ -81,27 +83,19 @@ class SideFiles:
         _write(self._places, places._asdict())
 
     def places(self) -> Places | None:
-        found = _read(self._places)
-        return None if found is None else Places(**found)
+        return _checked(self._places, _places)
 
     def write_sheet(self, sheet: Sheet) -> None:
         _write(self._sheet, sheet._asdict())
 
     def sheet(self) -> Sheet | None:
-        found = _read(self._sheet)
-        if found is None:
-            return None
-        ranges = tuple(Range(*part) for part in found["ranges"])
-        return Sheet(_identity(found["plan"]), found["life"], ranges, tuple(found["dropped"]))
+        return _checked(self._sheet, _sheet)
 
     def write_mark(self, mark: Mark) -> None:
         _write(self._mark, mark._asdict())
 
     def mark(self) -> Mark | None:
-        found = _read(self._mark)
-        if found is None:
-            return None
-        return Mark(found["has_output"], None if found["done"] is None else _identity(found["done"]))
+        return _checked(self._mark, _mark)
 
     def remove(self) -> None:
         for path in (self._sheet, self._mark, self._places):
@@ -123,8 +117,26 @@ def _jvm_above() -> int | None:
     return None
 
 
-def _identity(pair: list[Any]) -> Identity:
-    return pair[0], pair[1]
+def _sheet(found: dict[str, Any]) -> Sheet:
+    ranges = [items("ranges", part, 4) for part in items("ranges", found["ranges"])]
+    parts = tuple(range_of(whole("ranges", number), rest) for number, *rest in ranges)
+    dropped = tuple(whole("dropped", number) for number in items("dropped", found["dropped"]))
+    return Sheet(_identity("plan", found["plan"]), text("life", found["life"]), parts, dropped)
+
+
+def _mark(found: dict[str, Any]) -> Mark:
+    done = found["done"]
+    return Mark(flag("has_output", found["has_output"]), None if done is None else _identity("done", done))
+
+
+def _places(found: dict[str, Any]) -> Places:
+    registry, settings = text_or_none("registry", found["registry"]), mapping("settings", found["settings"])
+    return Places(text("log", found["log"]), registry, settings)
+
+
+def _identity(name: str, pair: Any) -> Identity:
+    life, number = items(name, pair, 2)
+    return text(name, life), whole(name, number)
 
 
 def _directory_of(jvm: int) -> Path:
@@ -198,9 +210,12 @@ def _write(path: Path, values: dict[str, Any]) -> None:
     aside.replace(path)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _checked(path: Path, build: Callable[[dict[str, Any]], T]) -> T | None:
+    """What a file holds, every field checked; None if it is not there."""
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return build(mapping("it", parse(path.read_bytes())))
     except FileNotFoundError:
         return None
-    return found
+    except (BadField, KeyError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise Damaged(f"{path} is damaged: {why}; stop the query, remove the file, and start it again") from None

@@ -66,7 +66,7 @@ def _offsets_in(checkpoint: str, batch: int) -> list[Any]:
 def _parsed(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:  # of another source, which may write what it likes
+    except (ValueError, RecursionError):  # of another source, which may write what it likes
         return line
 
 

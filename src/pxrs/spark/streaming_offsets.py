@@ -14,9 +14,14 @@ from typing import Any
 from pxrs.errors import Damaged, Mismatch
 from pxrs.logs.base import LogIdentity
 from pxrs.model import Cause, Grant, Partition, Range
+from pxrs.rules.fields import BadField, flag, items, mapping, shown, text, whole
+from pxrs.settings import MAX_PARTITIONS
 
 Offset = dict[str, Any]
 LOG, GROUP, MEMBER, LIFE, PLAN, FENCED = "@log", "@group", "@member", "@life", "@plan", "@fenced"
+_ABOUT = frozenset({LOG, GROUP, MEMBER, LIFE, PLAN, FENCED})
+_DIGITS = 10
+"""So many digits of a partition's number are looked at; a number of more is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +51,75 @@ class Planned:
 
 
 def is_of_group(offset: Any) -> bool:
-    """Whether this is the offset of a member of a group, and not of another source."""
-    return isinstance(offset, dict) and {LOG, GROUP, MEMBER, LIFE, PLAN} <= offset.keys()
+    """Whether this is the offset of a member of a group, and not of another source. It may be damaged: ``decode``
+    tells. Taken for another source's, its batch would be written without a fence."""
+    return isinstance(offset, dict) and not offset.keys().isdisjoint(_ABOUT - {LOG})
 
 
 def decode(offset: Offset) -> Planned:
+    """The plan that an offset holds. Every field is checked: one that is not as it was written is Damaged."""
     try:
-        [(queue, ranges)] = [(key, value) for key, value in offset.items() if not key.startswith("@")]
-        parts = tuple(Range(int(number), *part) for number, part in ranges.items())
-        about = (offset[LOG], offset[GROUP], offset[MEMBER], offset[LIFE], offset[PLAN], offset[FENCED])
-        return Planned(queue, *about, parts)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"the offset {offset!r} in Spark's checkpoint was not written by this version of PXRS") from error
+        fields = mapping("it", offset)
+        queue = _queue_in(fields, _ABOUT)
+        return Planned(
+            queue,
+            text(LOG, fields[LOG]),
+            text(GROUP, fields[GROUP]),
+            text(MEMBER, fields[MEMBER]),
+            text(LIFE, fields[LIFE]),
+            whole(PLAN, fields[PLAN]),
+            flag(FENCED, fields[FENCED]),
+            tuple(range_of(_number(key), part) for key, part in mapping(queue, fields[queue]).items()),
+        )
+    except BadField as error:
+        raise _damaged(offset, error) from None
+
+
+def range_of(partition: int, part: Any) -> Range:
+    """A range as it stands in JSON: start, end and epoch. Raises BadField."""
+    name = f"partition {partition}"
+    start, end, epoch = (whole(name, value) for value in items(name, part, 3))
+    if start > end:
+        raise BadField(f"{name} is {shown(part)}, which ends before it starts")
+    return Range(partition, start, end, epoch)
+
+
+def _queue_in(fields: Mapping[str, Any], about: frozenset[str]) -> str:
+    """The one name that is not ours; beside it there must be these of ours, and no others."""
+    queues = [key for key in fields if not key.startswith("@")]
+    if len(queues) != 1:
+        raise BadField(f"it names {len(queues)} queues, and not one")
+    found = {key for key in fields if key.startswith("@")}
+    if found != about:
+        missing, strange = sorted(about - found), sorted(found - about)
+        parts = [f"{', '.join(missing)} is missing"] * bool(missing) + [f"{shown(strange)} is unknown"] * bool(strange)
+        raise BadField("; ".join(parts))
+    return queues[0]
+
+
+def _number(key: str) -> int:
+    """A partition's number, written as we write it."""
+    if not (key.isascii() and key.isdecimal() and len(key) <= _DIGITS and str(int(key)) == key):
+        raise BadField(f"{shown(key)} is no number of a partition")
+    if int(key) >= MAX_PARTITIONS:
+        raise BadField(f"there is no partition {key}: they end at {MAX_PARTITIONS - 1}")
+    return int(key)
+
+
+def _damaged(offset: Any, error: BadField) -> Damaged:
+    return Damaged(
+        f"the offset {shown(offset)} in Spark's checkpoint is damaged, or was not written by this version of PXRS: "
+        f"{error}; use a new checkpointLocation"
+    )
 
 
 def check_origin(offset: Offset, log: LogIdentity, group: str | None = None) -> None:
     """Refuse an offset of another log, or of another group: its numbers mean nothing here."""
+    if not isinstance(offset, dict):
+        raise _damaged(offset, BadField("it is no table of names and values"))
     if LOG not in offset or (GROUP in offset) != (group is not None):
         kind = "a stream without a group" if group is not None else "a member of a group"
-        raise Mismatch(f"Spark's checkpoint was written by {kind}; use a new checkpointLocation: {offset!r}")
+        raise Mismatch(f"Spark's checkpoint was written by {kind}; use a new checkpointLocation: {shown(offset)}")
     if offset[LOG] != log.id or log.name not in offset:
         raise Mismatch(
             f"Spark's checkpoint was written for another log than that of queue {log.name!r}: was the queue created "
@@ -84,7 +139,12 @@ def encode_positions(log: LogIdentity, positions: Mapping[int, int]) -> Offset:
 def decode_positions(offset: Offset, log: LogIdentity, chosen: tuple[int, ...]) -> dict[int, int]:
     """Where each partition stands; refused if the stream reads other partitions now."""
     check_origin(offset, log)
-    positions = {int(number): position for number, position in offset[log.name].items()}
+    try:
+        _queue_in(offset, frozenset({LOG}))
+        found = mapping(log.name, offset[log.name])
+        positions = {_number(key): whole(f"partition {key}", position) for key, position in found.items()}
+    except BadField as error:
+        raise _damaged(offset, error) from None
     if set(positions) != set(chosen):
         raise Mismatch(
             f"Spark's checkpoint has the partitions {sorted(positions)} of queue {log.name!r}, and {list(chosen)} are "

@@ -118,5 +118,5 @@ def _names(iterator: Any) -> Iterator[str]:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:  # of another source, which may write what it likes
+    except (ValueError, RecursionError):  # of another source, which may write what it likes
         return None
