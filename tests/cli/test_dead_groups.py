@@ -45,7 +45,8 @@ def test_a_dead_group_is_shown_as_dead_and_health_fails_until_somebody_works(pxr
     listed = pxrs("group", "list", QUEUE, *at).out.splitlines()[1].split()
     assert listed[:5] == ["billing", "Dead", "0", "1h", "8"]
     described = pxrs("group", "describe", QUEUE, "billing", *at)
-    assert "STATE          Dead for 1h\n" in described.out and "shows life" in described.err
+    assert "STATE       Dead for 1h\n" in described.out and "DEAD        A\n" in described.out
+    assert "no member of group 'billing' shows life" in described.err
     facts = json.loads(pxrs("group", "describe", QUEUE, "billing", "-o", "json", *at).out)
     assert (facts["state"], facts["members"], facts["dead"]) == ("Dead", 0, ["A"])
     assert facts["last_seen"].startswith("20") and [p["consumer_id"] for p in facts["partitions"]] == ["A", "A"]

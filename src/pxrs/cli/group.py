@@ -11,7 +11,7 @@ import typer
 from pxrs.cli import words
 from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, opened
 from pxrs.cli.output import LAG_EXIT_CODE, note, rendered, show
-from pxrs.views.tables import UNKNOWN, Table, ranges, span
+from pxrs.views.tables import MISSING, UNKNOWN, Table, ranges, span
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue import Queue
@@ -102,18 +102,24 @@ def _described(view: GroupView, output: Any) -> str:
         "LAST-SEEN": _last_seen(view, output),
         "IDLE": view.idle,
         "PAUSED": ranges([line.partition for line in view if line.paused]),
+        "PARKED": ranges([line.partition for line in view.parked]),
         "LEADER": view.leader,
         "ASSIGNOR": view.assignor,
         "GENERATION": view.generation,
         "REASON": view.reason,
-        "TOTAL-LAG": _total_lag(view, output),
         "DEAD-LETTERS": _known(view.dead_letters, output),
         "OLDEST-LETTER": _age(view.oldest_letter_seconds, output),
-        "PARKED": ranges([line.partition for line in view.parked]),
+        "PASSED-OVER": view.passed_over,
+        "TOTAL-LAG": _total_lag(view, output),
     }
-    if view.passed_over or output == "json":
-        header["PASSED-OVER"] = view.passed_over
-    return rendered(Table([*_COLUMNS, *map(str.upper, (*spark, *troubled))], rows), output, header, "partitions")
+    shown = {name: value for name, value in header.items() if output == "json" or _is_shown(name, value)}
+    return rendered(Table([*_COLUMNS, *map(str.upper, (*spark, *troubled))], rows), output, shown, "partitions")
+
+
+def _is_shown(name: str, value: Any) -> bool:
+    """Whether people see this line above the table: what is rare is shown where it is so."""
+    rare = ("DEAD", "PARKED", "DEAD-LETTERS", "OLDEST-LETTER", "PASSED-OVER")
+    return name not in rare or value not in (None, 0, [], MISSING)
 
 
 def _known(number: int | None, output: Any) -> int | str | None:
