@@ -90,11 +90,11 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    head = """The names are stable. A consumer or pipeline serves what it does itself as Prometheus text on `metrics_host`, when
-`metrics_port` is set. `pxrs metrics URL` prints, and with `--listen` serves, the metrics that begin with `pxrs_group_`: of
-all groups, from the registry and the log, also of partitions that nobody owns. Only dead letters stand on both pages: the
-consumer that leads a group tells of them, too. Series of a partition bear no member, so they go on when it changes hands;
-`pxrs_owner_epoch` says whose it is."""
+    head = """The names are stable. A consumer or pipeline serves what it does itself as Prometheus text, when
+`metrics_port` is set, on `metrics_host`. `pxrs metrics URL` prints, and with `--listen` serves, the metrics that begin
+with `pxrs_group_`: of all groups, from the registry and the log, also of partitions that nobody owns. Only dead letters
+stand on both pages: the consumer that leads a group tells of them, too. Series of a partition bear no member, so they
+go on when it changes hands; `pxrs_owner_epoch` says whose it is."""
     rows = [f"| `{m.name}` | {m.kind} | {m.help} | {', '.join(m.labels)} |\n" for m in metrics.ALL]
     return "".join([NOTE, f"# Metrics\n\n{head}\n\n| metric | kind | meaning | labels |\n|---|---|---|---|\n", *rows])
 

@@ -54,13 +54,13 @@ def test_a_dead_group_is_shown_as_dead_and_health_fails_until_somebody_works(pxr
     assert member["state"] == "Dead" and HOUR <= member["silent_seconds"] < 2 * HOUR
     unwell = pxrs("health", QUEUE, *at)
     assert unwell.code == 3 and "OK" not in unwell.out
-    assert "group 'billing': 8 messages wait, and no member lives (last seen: A Dead 1h ago)" in unwell.err
+    assert "group 'billing': 8 messages wait, and no member works (A: Dead, last seen 1h ago)" in unwell.err
 
     assert pxrs("member", "evict", QUEUE, "billing", "A", *at).code == 0
     facts = json.loads(pxrs("group", "describe", QUEUE, "billing", "-o", "json", *at).out)
     assert (facts["state"], facts["members"], facts["dead"]) == ("Empty", 0, [])
     assert json.loads(pxrs("group", "members", QUEUE, "billing", "-o", "json", *at).out) == []
     unwell = pxrs("health", QUEUE, *at)
-    assert unwell.code == 3 and "8 messages wait, and no member lives" in unwell.err
+    assert unwell.code == 3 and "8 messages wait, and no member works" in unwell.err
     assert pxrs("group", "seek", QUEUE, "billing", "--to-latest", "--execute", *at).code == 0
     assert pxrs("health", QUEUE, *at).code == 0

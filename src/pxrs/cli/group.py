@@ -70,9 +70,10 @@ def describe(
 
 def _watch(queue: Queue, group: str, output: Any, pause: float) -> None:
     clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
+    handle = queue.group(group)  # it remembers the beats that it has seen
     try:
         while True:
-            print(clear + _described(queue.group(group).describe(), output), flush=True)
+            print(clear + _described(handle.describe(), output), flush=True)
             _pause(pause)
     except KeyboardInterrupt:
         return

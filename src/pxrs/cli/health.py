@@ -109,8 +109,8 @@ def _misplaced(queue: Queue, group: GroupHandle) -> list[str]:
 def _left_alone(view: GroupView) -> str:
     wait = f"{counted(view.total_lag, 'message')} wait{'s' if view.total_lag == 1 else ''}"
     lag = wait if view.is_lag_known else "messages may wait"
-    gone = ", ".join(f"{m.member} {m.state} {span(m.silent_seconds)} ago" for m in view.members)
-    return f"group {view.group!r}: {lag}, and no member lives" + (f" (last seen: {gone})" if gone else "")
+    gone = "; ".join(f"{m.member}: {m.state}, last seen {span(m.silent_seconds)} ago" for m in view.members)
+    return f"group {view.group!r}: {lag}, and no member works" + (f" ({gone})" if gone else "")
 
 
 def _letters(view: GroupView) -> str:
