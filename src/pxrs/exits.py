@@ -14,7 +14,7 @@ A connection is closed by the last thread that uses it, never under another one.
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  # Arrow imports it when it is first used; at the end it cannot be any more
+import concurrent.futures.thread  # noqa: F401 - Arrow imports it at its first use, which may be too late
 import logging
 import threading
 from collections.abc import Callable, Iterable
