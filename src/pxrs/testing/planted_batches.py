@@ -14,15 +14,12 @@ from typing import Any
 from pxrs.errors import Unknown
 from pxrs.model import Batch, Grant, Owner, Partition, Range
 from pxrs.rules import ownership
-from pxrs.rules.rebalance import Mode
 from pxrs.runtime import batching, publishing
 from pxrs.runtime.batching import BatchLoop
-from pxrs.runtime.commits import Commits
 from pxrs.runtime.publishing import Outcome, Submit
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.shares import Share, Shares
 from pxrs.runtime.sink import Join, Sink, Transaction
-from pxrs.runtime.work import Handle
 from pxrs.testing.batch_stories import BatchStory
 from pxrs.testing.planted import Bug, main
 from pxrs.testing.shelf import SimulatedSink
@@ -32,7 +29,7 @@ Answer = tuple[dict[Grant, int], dict[Grant, Any]]
 _sound_ask = publishing._ask
 _sound_begin = BatchLoop._begin
 _sound_claim = ownership.claim
-_sound_commit = publishing.commit_batch
+_sound_commit = publishing.commit_ends
 
 
 def _drained_while_its_batch_runs(self: Shares, partition: int) -> bool:
@@ -124,11 +121,6 @@ def _is_wanted_wherever_it_starts(self: Shares, part: Range) -> bool:
     return not self.is_halted and self._is_free(part)
 
 
-def _anything_else_is_news(self: Commits, number: int, handle: Handle) -> bool:
-    at_rest = handle.mode is Mode.RELEASING or handle.in_doubt
-    return not at_rest and self._work.position(number) != handle.committed
-
-
 SEEN = frozenset({"visible once"})
 
 BATCH_BUGS = (
@@ -140,7 +132,7 @@ BATCH_BUGS = (
         frozenset({"fenced"})),
     Bug(25, "a commit without an answer counts as done", publishing, "_ask", _takes_unknown_for_done, SEEN),
     Bug(28, "output is mixed, checkpoints are committed each", publishing, "_ask", _asks_for_each, SEEN),
-    Bug(29, "publish before the commit", batching, "commit_batch", _publishes_first, SEEN),
+    Bug(29, "publish before the commit", batching, "commit_ends", _publishes_first, SEEN),
     Bug(30, "a new owner does not look at the note", BatchLoop, "_begin", _begins_without_the_note, SEEN),
     Bug(31, "discard after no answer, without a look at the note", Registry, "commit_together",
         _never_looks_at_the_note, SEEN),
@@ -149,8 +141,6 @@ BATCH_BUGS = (
     Bug(33, "a claim forgets the note", ownership, "claim", _claims_with_an_empty_note, SEEN),
     Bug(35, "a part is taken whose forerunner was refused", Shares, "is_wanted", _is_wanted_wherever_it_starts,
         frozenset({"no loss", "order"})),
-    Bug(36, "the member does not rest while output is published", Commits, "_has_news", _anything_else_is_news,
-        frozenset({"isolation"})),
 )  # fmt: skip
 """Up to 25 numbered as in the protocol's list of broken variants."""
 
