@@ -1,18 +1,26 @@
-"""Moments that last no longer than a step: each is made by hand, with a clock that stands still or a store that waits."""
+"""Moments that last no longer than a step: each is made by hand, with a clock that stands still, or a store that lies."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
+import pyarrow as pa
+import pytest
 from tests.runtime.support import PATIENT, Site
 from tests.simulation.stories_by_hand import HandClock
 
-from pxrs.model import Grant, Message, Owner
+from pxrs.errors import Closed, Fenced, NotFound, Unknown
+from pxrs.model import Batch, Grant, MemberRow, Message, Owner
+from pxrs.rules import assignment
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.job import Job
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.rows import Held
+from pxrs.runtime.sinkworker import SinkWorker
 from pxrs.runtime.worker import Worker
+from pxrs.stores.base import ABSENT, Outcome, Swap, unknown
 from pxrs.stores.memory import MemoryStore
 
 ME = Owner("A", "life-1")
@@ -56,3 +64,144 @@ def test_a_commit_that_was_decided_on_an_old_row_is_decided_anew_at_once() -> No
     registry.pause([0], True)
     [stored] = registry.commit({grant: 7}, old).values()
     assert isinstance(stored, Held) and stored.row.checkpoint == 7 and stored.row.paused
+
+
+def test_a_life_that_was_replaced_cannot_take_the_row_of_the_new_one_away() -> None:
+    registry, _ = registry_of_one()
+    for life in ("life-1", "life-2"):
+        registry.register(MemberRow("A", life))
+    with pytest.raises(Fenced, match="replaced by a newer process"):
+        registry.deregister(ME)
+    assert [row.inc for row in registry.members()] == ["life-2"]
+
+
+# ---- writes without an answer ---------------------------------------------------------------------------------------
+
+
+class Losing(MemoryStore):
+    """Loses every write to keys with this part: nothing happens, and no answer comes."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self.part = part
+
+    def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+        return [self._lost(swap) or super(Losing, self).swap_each([swap])[0] for swap in swaps]
+
+    def _lost(self, swap: Swap) -> Outcome | None:
+        return unknown("lost by the test") if self.part and self.part in swap.key else None
+
+
+def test_no_group_is_made_when_nobody_knows_whether_its_partitions_are_there() -> None:
+    """The row of the group says that all of them are: nobody would ever make the missing one."""
+    store = Losing("partition/00001")
+    registry = Registry(store, "orders", "g", HandClock())
+    with pytest.raises(Unknown, match="partition/00001"):
+        registry.initialize(3, "xxh64-spark", "pmod")
+    with pytest.raises(NotFound):
+        registry.group()
+    store.part = ""
+    registry.initialize(3, "xxh64-spark", "pmod")
+    assert [row.number for row in registry.partitions()] == [0, 1, 2]
+
+
+def test_a_group_is_not_pointed_at_a_plan_that_may_not_be_there() -> None:
+    """Members would find nothing, and the next plan, made without this one, would move partitions for nothing."""
+    store = Losing("")
+    registry = Registry(store, "orders", "g", HandClock())
+    lead = registry.elect(ME, registry.initialize(2, "xxh64-spark", "pmod"))
+    store.part = "/target/"
+    with pytest.raises(Unknown, match="/target/"):
+        registry.publish(lead, assignment.plan("sticky", 2, ("A",), None), "nonce", "A joined")
+    assert registry.group().target is None and registry.group().generation == 0
+
+
+def test_an_old_leader_does_not_clear_away_the_plan_of_a_later_one() -> None:
+    """The later one has written its plan, and has not pointed the group at it yet."""
+    registry, _ = registry_of_one()
+    lead = registry.elect(ME, registry.group())
+    plan, later = assignment.plan("sticky", 1, ("A",), None), f"{registry.keys.targets}{lead.epoch + 1:010d}-later"
+    registry.store.swap_each([Swap(later, ABSENT, plan.encode())])
+    for nonce in ("first", "second"):
+        registry.publish(lead, plan, nonce, "A joined")
+    found = [row.key.rpartition("-")[2] for row in registry.store.scan(registry.keys.targets)]
+    assert found == ["second", "later"]
+
+
+# ---- a partition with a sink ----------------------------------------------------------------------------------------
+
+
+class NotingSink:
+    """A sink that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.staged: list[str] = []
+        self.discarded: list[str] = []
+
+    def stage(self, batch: Batch, output: Any) -> str:
+        self.staged.append(batch.name)
+        return f'{{"batch": "{batch.name}"}}'
+
+    def publish(self, note: str) -> None:
+        raise AssertionError(f"nothing is committed, and {note} is published")
+
+    def discard(self, batch: Batch) -> None:
+        self.discarded.append(batch.name)
+
+    def recover(self, queue: str, log: str, group: str, grant: Grant, note: str) -> None:
+        pass
+
+
+def sink_worker(site: Site, sink: NotingSink, submit: Any) -> SinkWorker:
+    """One that has output of five messages in its hands."""
+    clock = HandClock()
+    job = Job(site.queue.log, PATIENT, clock, print, "arrow", lambda _: 0, site.queue.group("g").dead_letters)
+    job.sink, job.submit, job.alive_until = sink, submit, clock.now + 10
+    worker = SinkWorker(job, Grant(0, ME, 1), 0, False, (), "")
+    worker._keep(pa.record_batch({"value": [b"x"] * 5}))
+    worker.position = 5
+    return worker
+
+
+def test_a_partition_that_is_lost_writes_no_more_output_aside() -> None:
+    """Nobody could commit it. Its next owner has swept what earlier ones left, and comes no second time."""
+    with Site(partitions=1) as site:
+        sink = NotingSink()
+        worker = sink_worker(site, sink, lambda *_: pytest.fail("nothing is to be committed"))
+        worker.lose()
+        worker._end()
+        assert sink.staged == [] and worker.finished
+
+
+def test_after_a_commit_of_which_nobody_knows_the_partition_goes_no_further() -> None:
+    """It may have landed: the next owner finds its note. To write the same output aside again could show it twice."""
+
+    def end(*_: object) -> Future[Any]:
+        outcome: Future[Any] = Future()
+        outcome.set_exception(Closed("the member has ended"))
+        return outcome
+
+    with Site(partitions=1) as site:
+        sink = NotingSink()
+        worker = sink_worker(site, sink, end)
+        with pytest.raises(Closed):
+            worker._flush()
+        worker._end()
+        assert len(sink.staged) == 1 and worker.finished
+
+
+def test_output_is_not_thrown_away_when_the_partition_is_lost_before_its_commit_is_answered() -> None:
+    """It may be committed, and then the next owner has to find it."""
+
+    def lose(*_: object) -> Future[Any]:
+        outcome: Future[Any] = Future()
+        outcome.set_exception(Unknown("no answer"))
+        worker.lose()
+        return outcome
+
+    with Site(partitions=1) as site:
+        sink = NotingSink()
+        worker = sink_worker(site, sink, lose)
+        worker._flush()
+        worker._end()
+        assert len(sink.staged) == 1 and sink.discarded == []
