@@ -1,4 +1,4 @@
-"""Moments that last no longer than a step: each is made by hand, with a clock that stands still, or a store that lies."""
+"""Moments that last no longer than a step: each made by hand, with a clock that stands still or a store that lies."""
 
 from __future__ import annotations
 
