@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -11,14 +13,16 @@ import pytest
 from tests.runtime.support import PATIENT, Site
 from tests.simulation.stories_by_hand import HandClock
 
-from pxrs.errors import Closed, Fenced, NotFound, Unknown
-from pxrs.model import Batch, Grant, MemberRow, Message, Owner
+from pxrs.errors import Closed, Conflict, Fenced, NotFound, Refused, Unknown
+from pxrs.model import Batch, Grant, MemberRow, Message, Owner, Partition, Range
 from pxrs.rules import assignment
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.job import Job
+from pxrs.runtime.publishing import Claim, commit_ends, recover_claimed
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.rows import Held
-from pxrs.runtime.sinkworker import SinkWorker
+from pxrs.runtime.sink import Overtaken
+from pxrs.runtime.sinkworker import SinkWorker, _Rewound
 from pxrs.runtime.worker import Worker
 from pxrs.stores.base import ABSENT, Outcome, Swap, unknown
 from pxrs.stores.memory import MemoryStore
@@ -128,6 +132,21 @@ def test_an_old_leader_does_not_clear_away_the_plan_of_a_later_one() -> None:
     assert found == ["second", "later"]
 
 
+def test_a_commit_that_lost_a_race_is_asked_for_again_and_is_not_taken_for_refused() -> None:
+    """The partition is still ours: to give the batch up would run it a second time for nothing."""
+    answers: list[Any] = [{0: Conflict("was changed by others")}, {0: Held(Partition(0), 1)}]
+
+    def submit(*_: object) -> Future[Any]:
+        outcome: Future[Any] = Future()
+        outcome.set_result(answers.pop(0))
+        return outcome
+
+    batch, at_once = Batch("orders", "log", "g", ME, 1, (Range(0, 0, 5, 1),)), threading.Event()
+    at_once.set()
+    outcome = commit_ends(submit, None, batch, None, lambda: True, at_once)
+    assert (outcome.committed, outcome.refused, answers) == ({Grant(0, ME, 1): 5}, {}, [])
+
+
 # ---- a partition with a sink ----------------------------------------------------------------------------------------
 
 
@@ -205,3 +224,59 @@ def test_output_is_not_thrown_away_when_the_partition_is_lost_before_its_commit_
         worker._flush()
         worker._end()
         assert len(sink.staged) == 1 and sink.discarded == []
+
+
+class Picky(NotingSink):
+    """Takes the output of one message at a time."""
+
+    def stage(self, batch: Batch, output: Any) -> str:
+        if batch.rows > 1:
+            raise Refused("one of these is not to be taken")
+        return super().stage(batch, output)
+
+    def publish(self, note: str) -> None:
+        pass
+
+
+def test_messages_that_were_not_sifted_when_the_partition_was_given_up_are_left_to_the_next_owner() -> None:
+    """The sink has refused five messages, and three of them were handled again, one by one."""
+    stored: list[int] = []
+
+    def submit(positions: Any, *_: object) -> Future[Any]:
+        stored.extend(positions.values())
+        outcome: Future[Any] = Future()
+        outcome.set_result({})
+        return outcome
+
+    def handle(batch: pa.RecordBatch, _: Context) -> pa.RecordBatch:
+        if batch.column("offset")[0].as_py() == 2:
+            worker.drain()
+        return batch
+
+    with Site(partitions=1) as site:
+        site.send(5)
+        worker = sink_worker(site, Picky(), submit)
+        worker._job.handler, worker._job.sink_took = handle, True
+        with suppress(_Rewound):
+            worker._flush()
+        worker._end()
+        assert stored == [1, 2, 3] and worker.finished
+
+
+class Guarded(NotingSink):
+    """Has seen a later claim."""
+
+    def recover(self, queue: str, log: str, group: str, grant: Grant, note: str) -> None:
+        raise Overtaken("the guard has seen epoch 9", "Delete its rows")
+
+
+def test_a_claim_that_was_overtaken_is_told_as_that_and_not_as_a_trouble_of_the_store() -> None:
+    def submit(*_: object) -> Future[Any]:
+        outcome: Future[Any] = Future()
+        outcome.set_exception(Fenced("partition 0 is at epoch 9"))
+        return outcome
+
+    with Site(partitions=1) as site:
+        claim = Claim(site.queue.log.identity, "g", Grant(0, ME, 1), "", lambda: 0)
+        with pytest.raises(Fenced, match="is at epoch 9"):
+            recover_claimed(Guarded(), submit, claim)
