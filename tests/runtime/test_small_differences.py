@@ -6,16 +6,20 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.runtime.support import PATIENT, Site
+from tests.runtime.test_batching import Engine
+from tests.runtime.test_expired import SKIP, fill
 from tests.simulation.stories_by_hand import HandClock
 
-from pxrs.errors import Closed, Conflict, Fenced, NotFound, Refused, Unknown
+from pxrs.errors import Closed, Conflict, Fenced, NotFound, Refused, Unavailable, Unknown
 from pxrs.model import Batch, Grant, MemberRow, Message, Owner, Partition, Range
 from pxrs.rules import assignment
+from pxrs.runtime.batching import BatchLoop
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.job import Job
 from pxrs.runtime.publishing import Claim, commit_ends, recover_claimed
@@ -145,6 +149,24 @@ def test_a_commit_that_lost_a_race_is_asked_for_again_and_is_not_taken_for_refus
     at_once.set()
     outcome = commit_ends(submit, None, batch, None, lambda: True, at_once)
     assert (outcome.committed, outcome.refused, answers) == ({Grant(0, ME, 1): 5}, {}, [])
+
+
+def test_a_batch_does_not_go_on_behind_a_gap_that_could_not_be_stored() -> None:
+    """The gap is told when it is stored: else nobody would ever hear of the messages in it."""
+
+    def away(*_: object) -> Future[Any]:
+        outcome: Future[Any] = Future()
+        outcome.set_exception(Unavailable("the registry is away"))
+        return outcome
+
+    with Site(1, SKIP) as site:
+        fill(site)
+        site.queue.log.trim(0, 6)
+        engine, grant = Engine(site.queue, "A", print, settings=SKIP), Grant(0, ME, 1)
+        engine.shares.start(grant, 2, False, "")
+        engine.shares.begin(grant, 2)
+        assert BatchLoop(replace(engine.parts, submit=away))._waiting(grant, 2) is None
+        assert engine.shares.position(0) == 2 and engine.shares.tally().expired == 0
 
 
 # ---- a partition with a sink ----------------------------------------------------------------------------------------
