@@ -25,6 +25,7 @@ from pxrs.runtime.job import Job
 from pxrs.runtime.publishing import Claim, commit_ends, recover_claimed
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.rows import Held
+from pxrs.runtime.shares import Shares
 from pxrs.runtime.sink import Overtaken
 from pxrs.runtime.sinkworker import SinkWorker, _Rewound
 from pxrs.runtime.worker import Worker
@@ -167,6 +168,28 @@ def test_a_batch_does_not_go_on_behind_a_gap_that_could_not_be_stored() -> None:
         engine.shares.begin(grant, 2)
         assert BatchLoop(replace(engine.parts, submit=away))._waiting(grant, 2) is None
         assert engine.shares.position(0) == 2 and engine.shares.tally().expired == 0
+
+
+def test_of_more_partitions_than_a_commit_can_hold_each_has_its_turn() -> None:
+    with Site(5) as site:
+        engine, grants = Engine(site.queue, "A", print), [Grant(number, ME, 1) for number in range(5)]
+        loop = BatchLoop(replace(engine.parts, max_partitions=2))
+        chosen = [[grant.partition for grant in loop._choose(list(grants))] for _ in range(3)]
+        assert chosen == [[0, 1], [2, 3], [0, 4]]
+
+
+def test_no_batch_is_begun_when_the_time_of_the_member_is_over() -> None:
+    clock, grant = HandClock(), Grant(0, ME, 1)
+    shares = Shares(PATIENT, clock)
+    shares.extend(clock.now + 10)
+    shares.start(grant, 0, False, "")
+    shares.begin(grant, 0)
+    shares.start(Grant(1, ME, 1), 0, False, "")
+    shares.hold([grant], "a note")
+    clock.now += 9
+    assert shares.may_work and len(shares.newcomers()) == 1 and shares.unshown() == {"a note": [0]}
+    clock.now += 1
+    assert not shares.may_work and shares.newcomers() == [] and shares.unshown() == {} and shares.takeable() == {}
 
 
 # ---- a partition with a sink ----------------------------------------------------------------------------------------

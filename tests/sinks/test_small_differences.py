@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, create_engine
 
-from pxrs.model import Grant, Owner
+from pxrs.errors import Fenced
+from pxrs.model import Grant, Owner, Range
+from pxrs.runtime.sink import Overtaken
 from pxrs.sinks.plans import Claim
+from pxrs.sinks.sql_staging import SqlStaging
 from pxrs.sinks.staging import Staging
 
-from .support import GROUP, LOG, QUEUE
+from .support import GROUP, LOG, QUEUE, batch_of
 
 ME = Owner("B", "life-2")
 
@@ -35,3 +40,31 @@ def test_what_others_have_asked_a_sweep_for_is_not_forgotten_when_it_fails(
         clear(1)
     clear(3)
     assert swept == [[1, 2], [2, 3]]
+
+
+# ---- the guard of a table -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    """A database in memory, for what does not depend on its kind."""
+    with create_engine("sqlite://").begin() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("seen", "passes"), [(3, True), (4, True), (5, False), (6, False)])
+def test_the_guard_refuses_an_owner_that_was_overtaken_by_a_single_epoch(
+    connection: Connection, seen: int, passes: bool
+) -> None:
+    """A new life that claims over its earlier one is one epoch ahead of it, and no more."""
+    staging = SqlStaging("bills", None)
+    staging.prepare(connection)
+    staging.raise_guard(connection, LOG, GROUP, Grant(1, ME, seen))
+    late = batch_of(Range(0, 0, 5, 1), Range(1, 0, 5, 4))
+    if passes:
+        staging.pass_guard(connection, late)
+        with pytest.raises(Overtaken, match="has seen epoch 4 of partition 1"):
+            staging.raise_guard(connection, LOG, GROUP, Grant(1, ME, 3))
+    else:
+        with pytest.raises(Fenced, match=f"has seen epoch {seen} of partition 1, and not only 4"):
+            staging.pass_guard(connection, late)
