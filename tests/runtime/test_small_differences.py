@@ -192,6 +192,16 @@ def test_no_batch_is_begun_when_the_time_of_the_member_is_over() -> None:
     assert not shares.may_work and shares.newcomers() == [] and shares.unshown() == {} and shares.takeable() == {}
 
 
+def test_a_note_that_was_shown_before_does_not_free_a_partition_that_waits_for_another() -> None:
+    clock, grant = HandClock(), Grant(0, ME, 1)
+    shares = Shares(PATIENT, clock)
+    shares.extend(clock.now + 10)
+    shares.start(grant, 0, False, "")
+    shares.hold([grant], "second")
+    shares.shown([0], "first")
+    assert shares.unshown() == {"second": [0]}
+
+
 # ---- a partition with a sink ----------------------------------------------------------------------------------------
 
 

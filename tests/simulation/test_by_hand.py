@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+import pytest
 from tests.simulation.stories_by_hand import SETTINGS, Hand, is_claim
 
-from pxrs.errors import Unavailable
+from pxrs.errors import NewerFormat, Unavailable
 from pxrs.model import Cause, MemberState, Owner
 from pxrs.stores.base import Swap
 
@@ -129,6 +131,19 @@ def test_an_owner_that_came_later_has_the_whole_time_to_give_up() -> None:
     early, late = Owner("B", "life-1"), Owner("B", "life-2")
     asked = [(early, 0.0), (early, 0.9 * limit), (late, limit), (late, 1.9 * limit), (late, 2 * limit)]
     assert [coordinator._is_overdue(row, owner, "A", 50 + at) for owner, at in asked] == [False] * 4 + [True]
+
+
+def test_a_group_of_a_newer_version_ends_the_member_and_is_no_trouble_that_passes() -> None:
+    hand = Hand()
+    member, _, store = hand.member("A")
+    hand.rounds(member)
+    [row] = store.read([hand.registry.keys.group])
+    assert row is not None
+    newer = json.dumps({**json.loads(row.value), "v": 99}).encode()
+    store.swap_each([Swap(row.key, row.version, newer)])
+    member.poll()
+    with pytest.raises(NewerFormat):
+        member.round()
 
 
 def _away_for_partitions(keys: Sequence[str]) -> None:
