@@ -16,11 +16,12 @@ from tests.runtime.test_batching import Engine
 from tests.runtime.test_expired import SKIP, fill
 from tests.simulation.stories_by_hand import HandClock
 
-from pxrs.errors import Closed, Conflict, Fenced, NotFound, Refused, Unavailable, Unknown
+from pxrs.errors import Closed, Conflict, Damaged, Fenced, NotFound, Refused, Unavailable, Unknown
 from pxrs.model import Batch, Grant, MemberRow, Message, Owner, Partition, Range
 from pxrs.rules import assignment
 from pxrs.runtime.batching import BatchLoop
 from pxrs.runtime.delivery import Context
+from pxrs.runtime.housekeeping import Need, needs_of
 from pxrs.runtime.job import Job
 from pxrs.runtime.publishing import Claim, commit_ends, recover_claimed
 from pxrs.runtime.registry import Registry
@@ -200,6 +201,40 @@ def test_a_note_that_was_shown_before_does_not_free_a_partition_that_waits_for_a
     shares.hold([grant], "second")
     shares.shown([0], "first")
     assert shares.unshown() == {"second": [0]}
+
+
+# ---- what others need -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("log", "counts"), [("", True), ("this", True), ("another", False)])
+def test_what_a_group_of_an_older_version_has_still_to_consume_is_not_deleted(log: str, counts: bool) -> None:
+    """Its row does not say which log it is about. Only one that names another log does not count."""
+    with Site(partitions=1) as site:
+        identity = site.queue.log.identity
+        registry = Registry(site.queue.store, identity.name, "old", HandClock())
+        registry.initialize(1, identity.hash, identity.reduce, log=identity.id if log == "this" else log)
+        needs = needs_of(site.queue.store, "/pxrs/", site.queue.log)
+        assert needs == ({0: Need(0, "old")} if counts else {})
+
+
+def test_a_box_of_dead_letters_that_was_damaged_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been deleted, or repaired: a message that waits for it must not wait for ever."""
+    with Site(partitions=1) as site:
+        site.send(1)
+        letters = site.queue.group("g").dead_letters
+        [message] = site.queue.read(0, 0)
+        box = letters._open(create=True)
+
+        def fail(*_: object) -> None:
+            raise Damaged("its files are gone")
+
+        monkeypatch.setattr(letters, "_append", fail)
+        with pytest.raises(Damaged):
+            letters.keep(message, "cause", "stack", 1, Context("A", 1, 1))
+        monkeypatch.undo()
+        assert box is not None and letters._box is None
+        letters.keep(message, "cause", "stack", 1, Context("A", 1, 1))
+        assert [letter.value for letter in letters] == [message.value]
 
 
 # ---- a partition with a sink ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, create_engine
 
 from pxrs.errors import Fenced
+from pxrs.logs.durable import create_file
 from pxrs.model import Grant, Owner, Range
 from pxrs.runtime.sink import Overtaken
 from pxrs.sinks.plans import Claim
@@ -40,6 +42,34 @@ def test_what_others_have_asked_a_sweep_for_is_not_forgotten_when_it_fails(
         clear(1)
     clear(3)
     assert swept == [[1, 2], [2, 3]]
+
+
+def test_a_staging_directory_that_is_gone_is_told_and_not_taken_for_a_new_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever believes in a new owner stops for good, and nobody else would go on."""
+    staging, plans = Staging(str(tmp_path / "staging")), tmp_path / "staging" / "plans"
+
+    def unmount(path: str, content: bytes, temporary: str) -> None:
+        shutil.rmtree(plans)
+        create_file(path, content, temporary)
+
+    monkeypatch.setattr("pxrs.sinks.staging.create_file", unmount)
+    with pytest.raises(FileNotFoundError):
+        staging.begin(batch_of(Range(0, 0, 5, 1)))
+
+
+def test_a_plan_that_its_new_owner_has_swept_on_its_way_is_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = Staging(str(tmp_path / "staging"))
+
+    def overtaken(path: str, content: bytes, temporary: str) -> None:
+        raise FileNotFoundError(temporary)
+
+    monkeypatch.setattr("pxrs.sinks.staging.create_file", overtaken)
+    with pytest.raises(Fenced, match="one of its partitions has a new owner"):
+        staging.begin(batch_of(Range(0, 0, 5, 1)))
 
 
 # ---- the guard of a table -------------------------------------------------------------------------------------------
