@@ -1,0 +1,86 @@
+"""The writer's ledger and the plans of a stream, where a small difference loses or doubles rows. No Spark runs here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.spark.sink_helpers import texts_of
+from tests.spark.sink_kills import QUERY, SCHEMA, messages, rows_of
+
+import pxrs
+from pxrs.errors import Unavailable
+from pxrs.model import Grant, Owner
+from pxrs.spark.sink import stream_writer
+from pxrs.spark.sink_ledger import Decision, Ledger
+from pxrs.spark.sink_places import Place
+from pxrs.spark.sink_writers import StreamWriter
+from pxrs.spark.streaming_planning import Planner
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[pxrs.Queue]:
+    with pxrs.open(f"file:{tmp_path}/orders", partitions=3) as queue:
+        yield queue
+
+
+@pytest.fixture
+def writer(queue: pxrs.Queue) -> StreamWriter:
+    return stream_writer({"path": f"file:{queue.log.directory}"}, SCHEMA, False)
+
+
+def test_a_staged_file_that_is_shorter_than_its_task_has_said_is_not_stored(
+    queue: pxrs.Queue, writer: StreamWriter
+) -> None:
+    """What another machine wrote may not have arrived whole; and the rest of it would be lost in silence."""
+    reports = messages(writer, 0, 2, False)
+    path = Path(Place(writer.root, QUERY, 0).staged, reports[1].file.name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-8])
+    with pytest.raises(Unavailable, match=f"with {len(whole)} bytes, and here it has {len(whole) - 8}"):
+        writer.commit(reports, 0)
+    assert texts_of(queue) == [] and Ledger(writer.root, QUERY).pending() == []
+    path.write_bytes(whole)
+    writer.commit(reports, 0)
+    assert texts_of(queue) == sorted(value.decode() for _, value in rows_of(0))
+
+
+def test_what_is_done_is_held_no_more_although_its_decision_is_still_there(tmp_path: Path) -> None:
+    """A decision that came late stands beside the mark that says it is done, until somebody removes it."""
+    ledger = Ledger(str(tmp_path), QUERY)
+    assert ledger.decide(4, Decision((), 1, 0, {}))
+    assert ledger.holds(4)
+    Path(ledger.place(4).done).touch()
+    assert os.path.lexists(ledger.place(4).decided) and not ledger.holds(4)
+
+
+def test_a_decision_is_durable_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its name is, before anything is appended by it."""
+    steps: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def note_sync(fd: int) -> None:
+        steps.append(Path(os.readlink(f"/proc/self/fd/{fd}")).suffix or "folder")
+        sync(fd)
+
+    def note_link(source: str, target: str) -> None:
+        steps.append("named")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "link", note_link)
+    Ledger(str(tmp_path), QUERY).decide(0, Decision((), 1, 0, {}))
+    assert steps[-3:] == [".decision", "named", "folder"]
+
+
+def test_of_more_partitions_than_a_commit_can_hold_each_has_its_turn() -> None:
+    queue = SimpleNamespace(log=None, store=SimpleNamespace(max_atomic=2))
+    member: Any = SimpleNamespace(shares=None, queue=queue)
+    planner = Planner(member, None, None)  # type: ignore[arg-type]
+    grants = [Grant(number, Owner("A", "life"), 1) for number in range(5)]
+    chosen = [[grant.partition for grant in planner._choose(grants)] for _ in range(3)]
+    assert chosen == [[0, 1], [2, 3], [0, 4]]
