@@ -153,3 +153,19 @@ def test_what_retention_has_deleted_before_a_late_owner_looks_is_appended_again(
     assert yard.content() == Counter(OUTPUT.column("value").to_pylist()), (
         "deleted rows are not known to have been there"
     )
+
+
+def test_what_another_has_finished_is_not_appended_again_although_retention_has_deleted_it(yard: Yard) -> None:
+    target, sleeper = yard.sink()
+    note = sleeper.stage(BATCH, OUTPUT)
+
+    def meanwhile() -> None:
+        yard.sink()[1].publish(note)
+        yard.forget()
+        other = yard.open()
+        for partition in range(2):
+            other.log.trim(partition, other.log.bounds(partition)[1])
+
+    sleep_before(target, 1, meanwhile)
+    sleeper.publish(note)
+    assert yard.content() == Counter()

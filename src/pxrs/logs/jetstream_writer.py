@@ -209,11 +209,11 @@ class PartitionWriter:
         last = await self._stream.last(self._number)
         if last is None:
             return Tail(0, 0)
-        await self._look_back(last, last.sequence - self._back, 0)
+        await self._look_back(last, last.sequence - self._back, None)
         return Tail(last.sequence, last.end)
 
-    async def _look_back(self, last: Stored, sequence: int, reached: int) -> None:
-        """Take in what stands from a sequence on; ``reached`` is the last one that was taken in before."""
+    async def _look_back(self, last: Stored, sequence: int, reached: Tail | None) -> None:
+        """Take in what stands from a sequence on; ``reached`` is how far everything was taken in before."""
         found: list[Outline] = []
 
         def take(page: list[Outline]) -> bool:
@@ -221,9 +221,10 @@ class PartitionWriter:
             return True
 
         await outlines(self._stream, self._number, sequence, take)
-        if not reached or sequence > reached + 1:  # what stands in between is not known, nor what was deleted
-            whole = (outline.base for outline in found if not outline.is_later_part)
-            self._known_from = next(whole, last.base)
+        first = next((outline.base for outline in found if not outline.is_later_part), last.base)
+        # What stands in between is not known, nor what was deleted.
+        if reached is None or sequence > reached.sequence + 1 or first > reached.end:
+            self._known_from = first
         self._remember_all(found)
         self._remember_stamps([last])
 
@@ -231,6 +232,8 @@ class PartitionWriter:
         """Take in what others, or a try of our own without an answer, have appended since."""
         found, more = await self._stream.run(self._number, tail.sequence + 1, _CATCH_UP_MESSAGES, _CATCH_UP_BYTES)
         self._remember_stamps(found)
+        if found and found[0].base > tail.end:  # what was appended in between is deleted, and was never seen here
+            self._known_from = found[0].base
         reached = Tail(found[-1].sequence, found[-1].end) if found else tail
         if not more and found and self._stream.replicas == 1:
             return reached
@@ -241,7 +244,7 @@ class PartitionWriter:
             return reached  # still empty: a first try that got no answer stored nothing
         if last.sequence > reached.sequence:
             sequence = max(reached.sequence + 1, last.sequence - self._back)
-            await self._look_back(last, sequence, reached.sequence)
+            await self._look_back(last, sequence, reached)
         return Tail(last.sequence, last.end)
 
     def _remember_all(self, found: Iterable[Outline]) -> None:
