@@ -85,6 +85,15 @@ def test_a_life_that_was_replaced_cannot_take_the_row_of_the_new_one_away() -> N
     assert [row.inc for row in registry.members()] == ["life-2"]
 
 
+def test_a_member_that_has_moved_since_it_was_judged_dead_is_not_cleared_away() -> None:
+    registry, _ = registry_of_one()
+    judged = MemberRow("A", "life-1")
+    registry.beat(judged, registry.register(judged))
+    with pytest.raises(Conflict, match="member 'A' moved"):
+        registry.remove_member(judged)
+    assert [(row.inc, row.beat) for row in registry.members()] == [("life-1", 1)]
+
+
 # ---- writes without an answer ---------------------------------------------------------------------------------------
 
 

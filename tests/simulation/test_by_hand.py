@@ -146,6 +146,19 @@ def test_a_group_of_a_newer_version_ends_the_member_and_is_no_trouble_that_passe
         member.round()
 
 
+def test_the_bell_of_a_member_whose_row_has_expired_in_the_store_is_cleared_away() -> None:
+    """Nobody else does it, and each member that ever was would leave one."""
+    hand = Hand(partitions=2)
+    (first, _, store), (second, _, _) = hand.member("A"), hand.member("B")
+    hand.rounds(first, second)
+    keys = hand.registry.keys
+    assert store.scan(keys.bells + "B")
+    [row] = store.scan(keys.members + "B")
+    store.swap_each([Swap(row.key, row.version, None)])
+    hand.rounds(first)
+    assert not store.scan(keys.bells + "B") and store.scan(keys.bells + "A")
+
+
 def _away_for_partitions(keys: Sequence[str]) -> None:
     if any("/partition/" in key for key in keys):
         _away(keys)

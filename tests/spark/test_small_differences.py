@@ -19,6 +19,7 @@ from pxrs.spark.sink import stream_writer
 from pxrs.spark.sink_ledger import Decision, Ledger
 from pxrs.spark.sink_places import Place
 from pxrs.spark.sink_writers import StreamWriter
+from pxrs.spark.streaming_group import GroupReader
 from pxrs.spark.streaming_planning import Planner
 
 
@@ -84,3 +85,16 @@ def test_of_more_partitions_than_a_commit_can_hold_each_has_its_turn() -> None:
     grants = [Grant(number, Owner("A", "life"), 1) for number in range(5)]
     chosen = [[grant.partition for grant in planner._choose(grants)] for _ in range(3)]
     assert chosen == [[0, 1], [2, 3], [0, 4]]
+
+
+def test_nothing_is_planned_before_the_progress_of_the_last_batch_is_stored() -> None:
+    """A plan begins where the row stands: else no restart could tell what is done."""
+    left = {Grant(0, Owner("A", "life"), 1): 5}
+    member = SimpleNamespace(store=lambda unsaved: unsaved)
+    life: Any = SimpleNamespace(unsaved=left, member=member)
+    reader: Any = SimpleNamespace()
+    with pytest.raises(Unavailable, match=r"does not take the progress of \[0\]"):
+        GroupReader._save(reader, life)
+    member.store = lambda _: {}
+    GroupReader._save(reader, life)
+    assert life.unsaved == {}
