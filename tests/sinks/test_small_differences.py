@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, create_engine
 
-from pxrs.errors import Fenced
+from pxrs.clock import SystemClock
+from pxrs.errors import Conflict, Fenced
 from pxrs.logs.durable import create_file
 from pxrs.model import Grant, Owner, Range
+from pxrs.runtime.registry import Registry
 from pxrs.runtime.sink import Overtaken
 from pxrs.sinks.plans import Claim
+from pxrs.sinks.sql_joined import _Once
 from pxrs.sinks.sql_staging import SqlStaging
 from pxrs.sinks.staging import Staging
+from pxrs.stores.base import ABSENT, Store, Swap
+from pxrs.stores.memory import MemoryStore
 
 from .support import GROUP, LOG, QUEUE, batch_of
 
@@ -98,3 +103,45 @@ def test_the_guard_refuses_an_owner_that_was_overtaken_by_a_single_epoch(
     else:
         with pytest.raises(Fenced, match=f"has seen epoch {seen} of partition 1, and not only 4"):
             staging.pass_guard(connection, late)
+
+
+# ---- one transaction with the registry ------------------------------------------------------------------------------
+
+
+def test_rows_that_changed_while_a_commit_waited_for_them_are_not_swapped_in_its_transaction() -> None:
+    """What has changed them may be an earlier try of the same commit, and then its output stands there already."""
+    store = MemoryStore()
+    before = store.swap_each([Swap("a", ABSENT, b"one")])[0].version
+    once = _Once(store)
+    once.read(["a"])
+    after = store.swap_each([Swap("a", before, b"two")])[0].version
+    assert once.read(["a"]) == [("a", b"two", after)]
+    with pytest.raises(Conflict, match="has changed while this commit waited"):
+        once.swap_all([Swap("a", after, b"three")])
+    assert store.read(["a"]) == [("a", b"two", after)]
+
+
+class Noted:
+    """A transaction that writes down how it ends."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.ends: list[str] = []
+
+    def commit(self) -> None:
+        self.ends.append("commit")
+
+    def rollback(self) -> None:
+        self.ends.append("rollback")
+
+
+def test_output_is_not_committed_again_when_an_earlier_try_of_its_commit_has_landed() -> None:
+    """The checkpoint would be stored a second time without harm, but not the rows beside it."""
+    store = MemoryStore()
+    registry = Registry(store, QUEUE, GROUP, SystemClock())
+    registry.initialize(1, "xxh64-spark", "pmod")
+    registry.claim([0], ME)
+    for note, ends in (("first", ["commit", "rollback"]), ("first", ["rollback"]), ("second", ["commit", "rollback"])):
+        transaction = Noted(store)
+        registry.commit_together({Grant(0, ME, 1): 5}, note=note, transaction=transaction)
+        assert transaction.ends == ends
