@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, create_engine
 
+from pxrs.clients.sql import Sort, Trouble
 from pxrs.clock import SystemClock
-from pxrs.errors import Conflict, Fenced
+from pxrs.errors import Conflict, Fenced, Unknown
 from pxrs.logs.durable import create_file
 from pxrs.model import Grant, Owner, Range
 from pxrs.runtime.registry import Registry
 from pxrs.runtime.sink import Overtaken
 from pxrs.sinks.plans import Claim
-from pxrs.sinks.sql_joined import _Once
+from pxrs.sinks.sql_joined import Pending, _Once
 from pxrs.sinks.sql_staging import SqlStaging
 from pxrs.sinks.staging import Staging
 from pxrs.stores.base import ABSENT, Store, Swap
@@ -145,3 +149,14 @@ def test_output_is_not_committed_again_when_an_earlier_try_of_its_commit_has_lan
         transaction = Noted(store)
         registry.commit_together({Grant(0, ME, 1): 5}, note=note, transaction=transaction)
         assert transaction.ends == ends
+
+
+def test_a_commit_of_rows_and_checkpoints_without_an_answer_is_unknown_and_not_rolled_back() -> None:
+    def lose() -> None:
+        raise Trouble(Sort.LOST, "the connection is gone")
+
+    database: Any = SimpleNamespace(sorted=nullcontext, address="db", let_go=lambda *_: None)
+    pending = Pending(database, None, None, lambda *_: None)  # type: ignore[arg-type]
+    pending.write(SimpleNamespace(commit=lose))  # type: ignore[arg-type]
+    with pytest.raises(Unknown, match="no answer to a COMMIT"):
+        pending.commit()
