@@ -31,14 +31,55 @@ from __future__ import annotations
 
 import re
 
-_CREDENTIALS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<user>[^@/?#:\s]*):[^\s]*@")
-_SECRETS = re.compile(r"(?P<name>[?&](?:password|token|secret)=)[^&#\s'\"]*")
+_SECRETS = re.compile(r"(?P<name>[?&;](?!\w*file\b)[\w-]*(?:pass|pwd|token|secret)[\w-]*=)[^&#\s'\"]*", re.IGNORECASE)
+_HEAD = re.compile(r":/*|//+")
+"""What stands between the scheme and the rest of a URL, also where a colon or a slash was forgotten."""
+_LOCAL = re.compile(r"\W*(?:file|sqlite|lockfiles|memory):", re.IGNORECASE)
+"""Behind these comes a path, in which '@' is a character like others."""
 
 
 def masked(text: str) -> str:
-    """A URL, or a text with URLs in it, with the passwords taken out. Nothing that is shown holds one."""
-    shown = _CREDENTIALS.sub(lambda found: f"{found['scheme']}{found['user']}:***@", text)
+    """A URL, or a text with URLs in it, with the passwords taken out. Nothing that is shown holds one.
+
+    Mistyped URLs count too: whatever stands between a colon and an '@' may be a password.
+    """
+    shown = re.sub(r"\S+", lambda found: _word(found[0]), text) if "@" in text else text
     return _SECRETS.sub(lambda found: f"{found['name']}***", shown)
+
+
+def _word(word: str) -> str:
+    before, at, after = word.rpartition("@")
+    return f"{_without_login(before + at)}{after}" if at else word
+
+
+def masked_url(url: str) -> str:
+    """One URL as it may be shown. Less is shown than in other texts: what is no port may be a password too."""
+    head = _HEAD.search(url)
+    if "@" in url:
+        before, _, after = url.rpartition("@")
+        return f"{_without_login(before + '@', keeps_user=False)}{masked(after)}"
+    if head is None or _LOCAL.match(url):
+        return masked(url)
+    hosts = re.split(r"[/?#]", url[head.end() :], maxsplit=1)[0]
+    shown = ",".join(masked_host(host) for host in hosts.split(","))
+    return masked(url) if shown == hosts else f"{url[: head.end()]}{shown}"
+
+
+def masked_host(host: str) -> str:
+    """``host:port`` as it may be shown: what is no port may be a password, whose '@' was forgotten."""
+    name, colon, port = host.rpartition(":")
+    return host if not colon or re.fullmatch(r"\d{1,5}|[\da-fA-F:]*\]", port) else f"{name.partition(':')[0]}:***"
+
+
+def _without_login(words: str, keeps_user: bool = True) -> str:
+    """The beginning of a URL up to its last '@', without the password; a user alone is kept in texts."""
+    head = _HEAD.search(words)
+    start = head.end() if head else 0
+    user, colon, _ = words[start:].partition(":")
+    if colon:
+        return f"{words[:start]}{user}:***@"
+    may_be_user = head is None or "//" in head[0] or _LOCAL.match(words)
+    return words if keeps_user and may_be_user else f"{words[:start]}***@"
 
 
 class PxrsError(Exception):

@@ -5,10 +5,11 @@ The table (not entry points of our own) makes drivers work from a source zip too
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
-from pxrs.errors import BadUrl, masked
+from pxrs.errors import BadUrl, masked_url
 
 _BUILT_IN = {
     "pxrs.stores": {
@@ -31,11 +32,22 @@ _BUILT_IN = {
 }
 
 
+def check_characters(url: str) -> None:
+    """Refuse what neither a file nor a server can be named with."""
+    try:
+        os.fsencode(url)  # bytes of a path that are no UTF-8 pass: the shell hands them over as surrogates
+    except UnicodeEncodeError:
+        raise BadUrl(f"{masked_url(url)!r} holds a lone surrogate, half of a character: write the whole one") from None
+    if "\0" in url:
+        raise BadUrl(f"{masked_url(url)!r} holds a NUL character: leave it out")
+
+
 def split_url(url: str) -> tuple[str, str]:
     """``"file:./orders"`` → ``("file", "./orders")``."""
+    check_characters(url)
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:
-        raise BadUrl(f"{masked(url)!r} is no URL: write scheme:place, as in file:./orders or memory:")
+        raise BadUrl(f"{masked_url(url)!r} is no URL: write scheme:place, as in file:./orders or memory:")
     return scheme.lower(), rest
 
 
@@ -50,7 +62,7 @@ def find_driver(room: str, url: str) -> Any:
     if scheme in others:
         return others[scheme].load()
     known = ", ".join(sorted({*_BUILT_IN[room], *others}))
-    raise BadUrl(f"no driver for {scheme!r} in {room}; there are: {known}")
+    raise BadUrl(f"no driver for {masked_url(scheme)!r} in {room}; there are: {known}")
 
 
 def hashes_of_other_packages(name: str) -> list[Any]:

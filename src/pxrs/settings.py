@@ -8,6 +8,7 @@ without settings; an object made in code is taken as it is. Durations carry thei
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -162,6 +163,9 @@ _MINIMUM = {
     "target_batch_ms": 1, "max_batch_rows": 1,
 }  # fmt: skip
 
+_LONGEST_MS, _LARGEST = 2**63 // 10**6, 2**63 - 1
+"""What the clocks of the system can wait for, 292 years; what files and stores can count."""
+_SHOWN = 60
 _SIMILAR = 0.8
 """How much alike two names are, by difflib, when one is taken for a slip of the other."""
 
@@ -173,17 +177,21 @@ def _fill(settings: Settings, field: str, value: int) -> None:
 
 def _check_kind(name: str, value: object, kind: Any) -> None:
     if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise BadSetting(f"{name} = {value!r}: one of {', '.join(map(repr, get_args(kind)))}")
+        if not isinstance(value, str) or value not in get_args(kind):
+            raise BadSetting(f"{name} = {shown(value)}: one of {', '.join(map(repr, get_args(kind)))}")
     elif type(value) is not kind:
-        raise BadSetting(f"{name} = {value!r}: must be {kind.__name__}, not {type(value).__name__}")
+        raise BadSetting(f"{name} = {shown(value)}: must be {kind.__name__}, not {type(value).__name__}")
 
 
 def _check_ranges(settings: Settings) -> None:
     for name, kind in _KINDS.items():
         value = getattr(settings, name)
         if kind is int and value < _MINIMUM.get(name, 0):
-            raise BadSetting(f"{name} = {value}: must be at least {_MINIMUM.get(name, 0)}")
+            raise BadSetting(f"{name} = {shown(value)}: must be at least {_MINIMUM.get(name, 0)}")
+        if kind is int and value > (most := _LONGEST_MS if name.endswith("_ms") else _LARGEST):
+            raise BadSetting(f"{name} = {shown(value)}: must be at most {most}")
+    if not settings.prefix.isprintable():
+        raise BadSetting(f"prefix = {shown(settings.prefix)}: must be printable, as '/pxrs/' is")
     if not settings.prefix.startswith("/") or not settings.prefix.endswith("/"):
         raise BadSetting(f"prefix = {settings.prefix!r}: must begin and end with '/', as '/pxrs/' does")
     if settings.metrics_port > 65_535:
@@ -208,11 +216,20 @@ def _check_relations(settings: Settings) -> None:
             raise BadSetting(f"{small} = {low} must be below {large} = {high}: {why}")
 
 
+def shown(value: object) -> str:
+    """A value in an error, however large it is: a nest of YAML, or a number of thousands of digits."""
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # Python does not write out such a number
+        return f"a {type(value).__name__} of many digits"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
 def check_names(values: Mapping[str, Any], source: str) -> None:
     """Refuse names that are no settings; ``source`` says where they stand."""
     for name in values:
         if name not in _KINDS:
-            raise BadSetting(f"{source}: unknown setting {name!r}{_nearest(str(name))}")
+            raise BadSetting(f"{source}: unknown setting {shown(name)}{_nearest(shown(name))}")
 
 
 def _nearest(name: str) -> str:
@@ -246,4 +263,4 @@ def _parse(name: str, text: str, kind: Any) -> Any:
     try:
         return int(text)
     except ValueError:
-        raise BadSetting(f"PXRS_{name.upper()} = {text!r}: must be a whole number") from None
+        raise BadSetting(f"PXRS_{name.upper()} = {shown(text)}: must be a whole number") from None

@@ -92,7 +92,7 @@ def test_a_missing_queue_is_one_line_that_names_init(pxrs: Pxrs, words: str) -> 
 
 def test_a_url_without_a_driver_is_an_error(pxrs: Pxrs) -> None:
     shown = pxrs("init", "carrier-pigeon:coop", "--registry", "memory:")
-    assert shown.code == 1 and "no driver for 'carrier-pigeon'" in shown.err
+    assert shown.code == 2 and "no driver for 'carrier-pigeon'" in shown.err
     assert "is no URL" in pxrs("init", "orders").err
 
 

@@ -61,7 +61,7 @@ def test_health_fails_and_nothing_is_changed_under_another_registry(ready: Pxrs,
 
 def test_an_unknown_log_and_a_registry_that_is_not_named_are_answered_for_the_shell(pxrs: Pxrs) -> None:
     shown = pxrs("log", "ls", "kafka:orders")
-    assert shown.code == 1 and "no driver for 'kafka'" in shown.err and "there are: file, memory, nats" in shown.err
+    assert shown.code == 2 and "no driver for 'kafka'" in shown.err and "there are: file, memory, nats" in shown.err
     assert "--registry sqlite:PATH in the shell" in pxrs("log", "ls", "nats://127.0.0.1:1/orders").err
 
 

@@ -155,7 +155,7 @@ def test_a_file_that_is_not_there_is_named(written: Write, name: str) -> None:
 )
 def test_a_pipeline_that_lacks_something_is_refused(pxrs: Pxrs, written: Write, text: str, words: str) -> None:
     shown = pxrs("run", written("p.yaml", text))
-    assert shown.code == 1 and words in shown.err and shown.err.count("\n") == 1
+    assert shown.code == 2 and words in shown.err and shown.err.count("\n") == 1
 
 
 def test_a_missing_queue_is_refused_before_spark_starts(pxrs: Pxrs, written: Write) -> None:

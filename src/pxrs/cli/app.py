@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -37,7 +38,9 @@ from pxrs.cli import (
 from pxrs.cli.options import QueueCommand
 from pxrs.cli.run import run as run_pipeline
 from pxrs.cli.work import work
-from pxrs.errors import PxrsError, masked
+from pxrs.errors import BadSetting, BadUrl, PxrsError, masked
+
+_WRONG_USAGE = 2
 
 
 class Verb(NamedTuple):
@@ -153,27 +156,38 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str], debug: bool) -> int:
     try:
-        build()([word for word in arguments if word != "--debug"], prog_name="pxrs")
+        words = [word for word in arguments if word != "--debug"]
+        code = build()(words, prog_name="pxrs", standalone_mode=False)  # else the framework prints errors as they are
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # ``| head`` has seen enough: that is no failure
             _drop_output()
             return 0
         return end.code if isinstance(end.code, int) else 1
     except PxrsError as error:
-        return _failed(str(error), debug)
+        return _failed(str(error), debug, _WRONG_USAGE if isinstance(error, BadUrl | BadSetting) else 1)
     except OSError as error:
         return _failed(_plain(error), debug)
     except Exception as error:
+        if hasattr(error, "show"):
+            return _misused(error)
         again = "" if debug else "; `pxrs --debug ...` shows where"
         return _failed(f"unexpected {type(error).__name__}: {error}{again}", debug)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
-def _failed(text: str, debug: bool) -> int:
+def _misused(error: Any) -> int:
+    """What the framework says of wrong words. They may be a URL, so it is not said as it is."""
+    text = io.StringIO()
+    error.show(text)
+    print(masked(text.getvalue()), end="", file=sys.stderr)
+    return int(error.exit_code)
+
+
+def _failed(text: str, debug: bool, code: int = 1) -> int:
     if debug:
-        traceback.print_exc()
+        print(masked(traceback.format_exc()), end="", file=sys.stderr)
     print(f"pxrs: error: {masked(text)}", file=sys.stderr)
-    return 1
+    return code
 
 
 def _plain(error: OSError, where: str = "") -> str:

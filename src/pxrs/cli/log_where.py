@@ -10,7 +10,7 @@ import typer
 from pxrs.cli.messages import printable
 from pxrs.cli.options import Output, RegistryUrl, WrongUsage, opened
 from pxrs.cli.output import show
-from pxrs.errors import BadKey
+from pxrs.errors import BadKey, masked_url
 from pxrs.views.tables import Table
 
 KeyName = Annotated[str, typer.Argument(metavar="KEY", help="The key, as text.")]
@@ -26,7 +26,7 @@ def where(
     """The partition of a key, and the hash that says so. The key need not have been sent."""
     data = key_of(key, hex)
     if ":" not in url and ":" in key:
-        raise WrongUsage(f"the key comes before the queue: pxrs log where {url} {key}")
+        raise WrongUsage(f"the key comes before the queue: pxrs log where {url} {masked_url(key)}")
     with opened(url, registry) as queue:
         known = queue.partitioner
         line = [printable(data), known.hash, known.hash_of(data), known.reduce, known.partitions]

@@ -10,7 +10,7 @@ import typer
 
 from pxrs.cli.output import note
 from pxrs.cli.registry import write_rows
-from pxrs.errors import NotFound, Refused, masked
+from pxrs.errors import NotFound, Refused, masked_url
 from pxrs.views.tables import counted
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def copy(
             _delete(old, groups)
             write_rows(old, [Swap(row.key, row.version, None) for row in carried])
     if not move:
-        note(f"the groups are still in {masked(source)}: let no member use it any more, or copy with --move")
+        note(f"the groups are still in {masked_url(source)}: let no member use it any more, or copy with --move")
 
 
 def _store(url: str, must_exist: bool = False) -> Store:
@@ -62,7 +62,7 @@ def _store(url: str, must_exist: bool = False) -> Store:
     from pxrs.runtime.places import open_store
 
     if must_exist and not find_driver("pxrs.stores", url).exists(url):
-        raise NotFound(f"there is no registry at {masked(url)}")
+        raise NotFound(f"there is no registry at {masked_url(url)}")
     return open_store(url, load_settings())
 
 
@@ -94,7 +94,7 @@ def _carry(row: Row, new: Store, target: str) -> bool:
         queue = row.key.split("/")[-3]
         note(
             f"TO has consumed a queue {queue!r} before: tell the log that it belongs there now, "
-            f"`pxrs registry adopt LOG --registry {masked(target)}`"
+            f"`pxrs registry adopt LOG --registry {masked_url(target)}`"
         )
         return False
     return True
@@ -114,7 +114,7 @@ def _groups(store: Store, queue: str | None, group: str | None, url: str) -> Gro
     wanted = {name: rows for name, rows in whole.items() if queue in (None, name[0]) and group in (None, name[1])}
     if not wanted:
         there = ", ".join("/".join(name) for name in sorted(whole)) or "none"
-        raise NotFound(f"{masked(url)} has no such group; groups there: {there}")
+        raise NotFound(f"{masked_url(url)} has no such group; groups there: {there}")
     return dict(sorted(wanted.items()))
 
 

@@ -9,7 +9,7 @@ import typer
 from pxrs.cli import words
 from pxrs.cli.log_where import LastUrl
 from pxrs.cli.options import RegistryUrl, WrongUsage
-from pxrs.errors import Refused
+from pxrs.errors import Refused, masked_url
 
 _LEAVE_SECONDS = 10.0
 """What a process needs to leave, beyond the time that its handlers have for it."""
@@ -72,7 +72,7 @@ def _module_of(handler: str, url: str) -> str:
         return split_handler(handler)[0]
     except Refused as error:
         swapped = ":" in url and url.partition(":")[0].isidentifier() and "/" in handler
-        more = f"; the handler comes before the queue: pxrs work {url} {handler}" if swapped else ""
+        more = f"; the handler comes before the queue: pxrs work {masked_url(url)} {handler}" if swapped else ""
         raise WrongUsage(f"{error}{more}") from None
 
 

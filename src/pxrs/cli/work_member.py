@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pxrs.cli import words
@@ -40,8 +40,8 @@ class Order:
     """What a process is to do: the options of ``pxrs work``, and which of the processes it is."""
 
     handler: str
-    url: str
-    registry: str | None
+    url: str = field(repr=False)  # it may hold a password, as the next one
+    registry: str | None = field(repr=False)
     group: str
     deliver: Literal["message", "list", "arrow"]
     start: str

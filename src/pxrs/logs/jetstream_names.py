@@ -9,9 +9,10 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import xxhash
 
+from pxrs.clients.address import host_of
 from pxrs.clients.nats import Address
 from pxrs.clients.nats_address import SECURITY, security_of
-from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused
+from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused, masked_host, masked_url
 from pxrs.logs.base import LogIdentity, Stamp
 from pxrs.model import check_name
 from pxrs.plugins import split_url
@@ -45,7 +46,11 @@ def target_of(url: str) -> Target:
     authority, slash, tail = rest.removeprefix("//").partition("/")
     name, _, query = tail.partition("?")
     if not rest.startswith("//") or not authority or not slash or not name:
-        raise BadUrl(f"{_hidden(url)!r}: write nats://host:port/queue")
+        raise BadUrl(f"{masked_url(url)!r}: write nats://host:port/queue")
+    if "@" in tail:
+        raise BadUrl(f"{masked_url(url)!r}: '@' behind the hosts. Write '/', '?' and '@' in a password as %2F %3F %40")
+    if "\0" in unquote(url):
+        raise BadUrl(f"{masked_url(url)!r} holds a NUL character: leave it out")
     login, _, hosts = authority.rpartition("@")
     user, colon, password = login.partition(":")
     servers = tuple(_server(url, host) for host in hosts.split(","))
@@ -60,7 +65,7 @@ def target_of(url: str) -> Target:
     )
     if options:
         raise BadUrl(
-            f"{_hidden(url)!r}: unknown option {min(options)!r}; there are replicas, duplicate_window_ms, "
+            f"{masked_url(url)!r}: unknown option {min(options)!r}; there are replicas, duplicate_window_ms, "
             f"{', '.join(SECURITY)}"
         )
     return found
@@ -79,13 +84,10 @@ def url_without_password(target: Target) -> str:
     return f"nats://{login}{','.join(address.servers)}/{target.queue}{options}"
 
 
-def _hidden(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//…@", url)
-
-
 def _server(url: str, host: str) -> str:
     if not _HOST.fullmatch(host):
-        raise BadUrl(f"{_hidden(url)!r}: {host!r} is no host:port")
+        raise BadUrl(f"{masked_url(url)!r}: {masked_host(host)!r} is no host:port")
+    host_of(host, DEFAULT_PORT, url)  # refuses what no resolver takes
     return host if re.search(r":\d+$", host) else f"{host}:{DEFAULT_PORT}"
 
 
@@ -93,8 +95,8 @@ def _number(url: str, options: dict[str, str], name: str, low: int, high: int) -
     text = options.pop(name, None)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
-        raise BadUrl(f"{_hidden(url)!r}: {name} must be a whole number from {low} to {high}")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise BadUrl(f"{masked_url(url)!r}: {name} must be a whole number from {low} to {high}")
     return int(text)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from pxrs.errors import Closed, NotFound, Refused
+from pxrs.errors import Closed, NotFound, Refused, masked_url
 from pxrs.logs.base import DEAD_LETTERS, Chunk, Log, LogIdentity, OwnRegistry, Piece, Stamp, Wish, agree
 from pxrs.logs.records import (
     check_entries,
@@ -98,7 +98,7 @@ class MemoryLog(Log):
         with _named_lock:
             content = _named.get(name)
             if content is None and not create:
-                raise NotFound(f"there is no log {url!r} in this process: open it with create=True")
+                raise NotFound(f"there is no log {masked_url(url)!r} in this process: open it with create=True")
             if content is None:
                 content = _Content(agree(name or "memory", wish, None))
                 if name:

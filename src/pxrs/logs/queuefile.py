@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from pxrs.clock import SystemClock
-from pxrs.errors import BadName, BadUrl, Damaged, NewerFormat, NotFound, Unavailable
+from pxrs.errors import BadName, BadUrl, Damaged, NewerFormat, NotFound, Unavailable, masked_url
 from pxrs.logs.base import LogIdentity, Wish, agree
 from pxrs.logs.durable import create_file, make_directories, sync_directory
 from pxrs.model import check_name
@@ -32,13 +32,13 @@ def directory_of(url: str) -> tuple[str, str]:
     _, place = split_url(url)
     if place.startswith("//"):
         if not place.startswith("///"):
-            raise BadUrl(f"{url!r} names a host; a file log is local: write file:DIR or file:///DIR")
+            raise BadUrl(f"{masked_url(url)!r} names a host; a file log is local: write file:DIR or file:///DIR")
         place = place[2:]
     if not place.strip("/"):
-        raise BadUrl(f"{url!r} names no directory: write file:DIR, as in file:./orders")
+        raise BadUrl(f"{masked_url(url)!r} names no directory: write file:DIR, as in file:./orders")
     name = check_name("queue", place.rstrip("/").rsplit("/", 1)[-1])
     if "\0" in place:
-        raise BadName(f"{url!r} holds a NUL character")
+        raise BadName(f"{masked_url(url)!r} holds a NUL character")
     return os.path.abspath(place), name
 
 

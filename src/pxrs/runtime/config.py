@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from pxrs.errors import BadSetting
-from pxrs.settings import Settings, check_names, from_environment
+from pxrs.settings import Settings, check_names, from_environment, shown
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -19,9 +19,11 @@ class _StrictLoader(yaml.SafeLoader):
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=deep)
+        key, line = loader.construct_object(key_node, deep=deep), key_node.start_mark.line + 1
+        if not isinstance(key, Hashable):
+            raise BadSetting(f"line {line}: a {type(key).__name__} cannot be a name: write NAME: VALUE")
         if key in seen:
-            raise BadSetting(f"{key!r} stands twice (line {key_node.start_mark.line + 1})")
+            raise BadSetting(f"{shown(key)} stands twice (line {line})")
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep)
 
@@ -49,10 +51,12 @@ def read_yaml(path: str) -> dict[str, Any]:
             found = yaml.load(file, Loader=_StrictLoader)
     except OSError as error:
         raise BadSetting(f"{path}: {error.strerror}") from error
+    except RecursionError:
+        raise BadSetting(f"{path} is nested too deeply: settings are one list of NAME: VALUE") from None
     except BadSetting as error:
         raise BadSetting(f"{path}: {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadSetting(f"{path} is not readable as YAML: {error}") from error
+    except Exception as error:  # YAML's own errors, and whatever its constructors of numbers and dates stumble over
+        raise BadSetting(f"{path!r} is not readable as YAML: {str(error) or type(error).__name__}") from error
     if found is None:  # empty, or comments only: that says nothing, and so contradicts nothing
         return {}
     if not isinstance(found, dict):

@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import NamedTuple
 
-from pxrs.errors import BadUrl, masked
+from pxrs.errors import BadUrl, masked, masked_url
 from pxrs.plugins import find_driver, split_url
 from pxrs.runtime.latestore import LateStore
 from pxrs.settings import Settings
@@ -27,6 +27,9 @@ class Places(NamedTuple):
     where: str
     is_beside: bool
 
+    def __repr__(self) -> str:
+        return f"Places({masked_url(self.log)!r}, {masked_url(self.registry)!r})"  # never a password
+
 
 def places_of(url: str | None, log: str | None, registry: str | None) -> Places:
     """The places that ``pxrs.open`` was told. What names no driver is refused with those that there are."""
@@ -34,7 +37,7 @@ def places_of(url: str | None, log: str | None, registry: str | None) -> Places:
         raise BadUrl("name the queue once: pxrs.open('file:./orders'), or pxrs.open(log=..., registry=...)")
     log_url = url if url is not None else log
     if not isinstance(log_url, str):
-        raise BadUrl(f"{log_url!r} is no URL: write scheme:place, as in file:./orders or memory:")
+        raise BadUrl(f"{masked(repr(log_url))} is no URL: write scheme:place, as in file:./orders or memory:")
     find_driver("pxrs.logs", log_url)
     scheme, rest = split_url(log_url)
     if registry is None and scheme != "memory":
@@ -46,17 +49,17 @@ def places_of(url: str | None, log: str | None, registry: str | None) -> Places:
     if scheme == "memory":
         return Places(log_url, log_url, log_url, False)
     raise BadUrl(
-        f"a log at {masked(log_url)!r} has no registry beside it: name one, as registry='sqlite:PATH' in Python, "
+        f"a log at {masked_url(log_url)!r} has no registry beside it: name one, as registry='sqlite:PATH' in Python, "
         f"--registry sqlite:PATH in the shell, or {VARIABLE}"
     )
 
 
 def _named(log: str, registry: str) -> Places:
     if not isinstance(registry, str):
-        raise BadUrl(f"registry = {registry!r} is no URL: write scheme:place, as in sqlite:./registry.db")
+        raise BadUrl(f"registry = {masked(repr(registry))} is no URL: write scheme:place, as in sqlite:./registry.db")
     scheme, rest = split_url(registry)
     if scheme not in _FILES:
-        return Places(log, registry, masked(registry), False)
+        return Places(log, registry, masked_url(registry), False)
     path, beside = os.path.abspath(rest), _directory_of(log)
     if scheme == "sqlite" and path == os.path.join(beside, "registry.db"):
         return Places(log, registry, _BESIDE, True)

@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as NoFreeConnection
 
 from pxrs.clients.address import Address, parse
 from pxrs.clients.sql import Connections, Deadline, Driver, Sort, Trouble, as_error, driver_for
-from pxrs.errors import BadSetting, BadUrl, PxrsError, Refused, Unavailable, masked
+from pxrs.errors import BadSetting, BadUrl, PxrsError, Refused, Unavailable, masked_url
 from pxrs.settings import Settings
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Database:
             self.driver = driver_for(url.partition(":")[0].lower())
         except KeyError:
             raise BadUrl(
-                f"{masked(url)!r}: an SQL sink writes to postgresql://, mysql:// (MariaDB too) or oracle://"
+                f"{masked_url(url)!r}: an SQL sink writes to postgresql://, mysql:// (MariaDB too) or oracle://"
             ) from None
         if not patience >= 0:
             raise BadSetting(f"patience = {patience!r}: seconds are needed, 0 or more")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 
-from pxrs.errors import BadSetting, NotFound, OutOfRange, Refused
+from pxrs.errors import BadSetting, NotFound, OutOfRange, Refused, masked_url
 from pxrs.logs.base import Log, Wish
 from pxrs.logs.records import check_partition
 from pxrs.model import Range
@@ -19,7 +19,9 @@ from pxrs.spark.plan import Plan, slices_of
 def open_log(url: str) -> Log:
     """The log, which must exist: reading creates nothing, and needs no registry."""
     if split_url(url)[0] == "memory":
-        raise Refused(f"{url!r} lives in the memory of one process, and Spark reads in others: use pxrs.spark.frame")
+        raise Refused(
+            f"{masked_url(url)!r} lives in the memory of one process, and Spark reads in others: use pxrs.spark.frame"
+        )
     found: Log = find_driver("pxrs.logs", url).open(url, Wish(), Settings(), False)
     return found
 
@@ -42,7 +44,9 @@ def partitions_of(request: Request, log: Log) -> tuple[int, ...]:
     name, count = log.identity.name, log.identity.partitions
     for option, topic in request.topics.items():
         if topic != name:
-            raise NotFound(f"option {option!r} names the queue {topic!r}; the one in {request.log!r} is {name!r}")
+            raise NotFound(
+                f"option {option!r} names the queue {topic!r}; the one in {masked_url(request.log)!r} is {name!r}"
+            )
     chosen = tuple(range(count)) if request.partitions is None else request.partitions
     for partition in chosen:
         check_partition(name, partition, count)

@@ -34,12 +34,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from pxrs.errors import BadSetting
+from pxrs.errors import BadSetting, masked_url
 from pxrs.settings import Settings
 from pxrs.spark.columns import IDENTITY, NEVER_NULL, PLAIN, TYPES, check_columns, nearest
 
@@ -80,7 +80,7 @@ _UNITS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000
 class Request:
     """What the options ask for, before the log was looked at."""
 
-    log: str
+    log: str = field(repr=False)  # it may hold a password
     topics: dict[str, str]
     """The name that each option has for the queue."""
     partitions: tuple[int, ...] | None
@@ -100,7 +100,7 @@ class StreamRequest:
 
     read: Request
     group: str | None
-    registry: str | None
+    registry: str | None = field(repr=False)  # it may hold a password
     member: str | None
     max_rows: int | None
     min_rows: int | None
@@ -194,7 +194,8 @@ class _Given:
     def log(self) -> str:
         path, log = self._texts.get("path"), self._texts.get("pxrs.log")
         if path and log and path != log:
-            raise BadSetting(f"options 'path' = {path!r} and 'pxrs.log' = {log!r} name two logs: leave one out")
+            both = f"options 'path' = {masked_url(path)!r} and 'pxrs.log' = {masked_url(log)!r}"
+            raise BadSetting(f"{both} name two logs: leave one out")
         if not (path or log):
             raise BadSetting("option 'path' is missing: name the log, as in .load('file:./orders')")
         return path or log or ""
@@ -316,9 +317,9 @@ def _is_pair(key: str, value: object, least: int) -> bool:
 def check_selection(schema: pa.Schema) -> tuple[str, ...]:
     """The columns of a schema that the user gave with ``.schema(...)``: of those there are, with their own types."""
     columns = check_columns(schema.names)
-    for field in schema:
-        if not field.type.equals(TYPES[field.name]):
-            raise BadSetting(f"column {field.name!r} is {TYPES[field.name]} in a queue, and {field.type} in .schema()")
-        if not field.nullable and field.name not in NEVER_NULL:
-            raise BadSetting(f"column {field.name!r} is declared NOT NULL in .schema(), and can be null in a queue")
+    for one in schema:
+        if not one.type.equals(TYPES[one.name]):
+            raise BadSetting(f"column {one.name!r} is {TYPES[one.name]} in a queue, and {one.type} in .schema()")
+        if not one.nullable and one.name not in NEVER_NULL:
+            raise BadSetting(f"column {one.name!r} is declared NOT NULL in .schema(), and can be null in a queue")
     return columns

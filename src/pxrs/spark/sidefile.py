@@ -26,7 +26,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pxrs.errors import Damaged, Refused
+from pxrs.errors import Damaged, Refused, masked_url
 from pxrs.model import Owner, Range
 from pxrs.rules.fields import BadField, flag, items, mapping, parse, text, text_or_none, whole
 from pxrs.spark.streaming_offsets import Planned, range_of
@@ -62,6 +62,9 @@ class Places(NamedTuple):
     log: str
     registry: str | None
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Places({masked_url(self.log)!r})"  # never a password
 
 
 class SideFiles:

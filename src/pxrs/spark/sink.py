@@ -10,7 +10,7 @@ from contextlib import closing
 
 from pyspark.sql.types import StructType
 
-from pxrs.errors import BadSetting, NotFound, Refused, masked
+from pxrs.errors import BadSetting, NotFound, Refused, masked_url
 from pxrs.logs.base import Log, LogIdentity, Wish
 from pxrs.rules.hashing import find_hash
 from pxrs.rules.partitioning import check_reduce
@@ -75,13 +75,13 @@ def _opened(request: SinkRequest) -> Log:
         log = open_log(request.log, request.wish if create else Wish(None, *request.wish[1:]), settings, create)
     except NotFound as error:
         raise NotFound(
-            f"there is no queue in {masked(request.log)!r}: set option 'partitions' to create it, as in "
+            f"there is no queue in {masked_url(request.log)!r}: set option 'partitions' to create it, as in "
             ".option('partitions', 8)"
         ) from error
     if request.topic not in (None, log.identity.name):
         log.close()
         raise NotFound(
-            f"option 'topic' names the queue {request.topic!r}; the one in {masked(request.log)!r} is "
+            f"option 'topic' names the queue {request.topic!r}; the one in {masked_url(request.log)!r} is "
             f"{log.identity.name!r}"
         )
     return log

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from pxrs.clock import SystemClock
-from pxrs.errors import Refused, Unavailable, masked
+from pxrs.errors import Refused, Unavailable, masked, masked_url
 from pxrs.logs.base import Log, Wish
 from pxrs.plugins import find_driver, split_url
 from pxrs.runtime.config import load_settings
@@ -35,7 +35,9 @@ logger = logging.getLogger(__name__)
 def open_log(url: str, wish: Wish, settings: Settings, create: bool) -> Log:
     """The log to write to; no registry is needed for that."""
     if split_url(url)[0] == "memory":
-        raise Refused(f"{url!r} lives in the memory of one process, and Spark writes in others: use another log")
+        raise Refused(
+            f"{masked_url(url)!r} lives in the memory of one process, and Spark writes in others: use another log"
+        )
     found: Log = find_driver("pxrs.logs", url).open(url, wish, settings, create)
     return found
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pxrs.errors import BadSetting
+from pxrs.errors import BadSetting, masked_url
 from pxrs.logs.base import Wish
 from pxrs.model import check_name
 from pxrs.settings import Settings
@@ -42,6 +42,9 @@ class SinkRequest(NamedTuple):
     """The name of a write that may be repeated."""
     sequence: int
     settings: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"SinkRequest({masked_url(self.log)!r})"  # never a password
 
 
 def parse_sink(options: Mapping[str, str], is_stream: bool) -> SinkRequest:
@@ -82,7 +85,8 @@ def _why_not(key: str, is_stream: bool, known: tuple[str, ...]) -> str:
 def _log(texts: Mapping[str, str]) -> str:
     path, log = texts.get("path"), texts.get("pxrs.log")
     if path and log and path != log:
-        raise BadSetting(f"options 'path' = {path!r} and 'pxrs.log' = {log!r} name two logs: leave one out")
+        both = f"options 'path' = {masked_url(path)!r} and 'pxrs.log' = {masked_url(log)!r}"
+        raise BadSetting(f"{both} name two logs: leave one out")
     if not (path or log):
         raise BadSetting("option 'path' is missing: name the queue's log, as in .option('path', 'file:./orders')")
     return path or log or ""

@@ -50,15 +50,15 @@ class PipelineSpec:
     """What a pipeline is made of. ``source`` is the file, for errors; ``spark`` holds arguments of ``session``."""
 
     source: str
-    queue: str | None = None
-    registry: str | None = None
+    queue: str | None = field(default=None, repr=False)  # this, registry and sink may hold a password
+    registry: str | None = field(default=None, repr=False)
     group: str | None = None
     member: str | None = None
     process: Any = None
     map_arrow: Any = None
     columns: Any = None
     schema: Any = None
-    sink: Any = None
+    sink: Any = field(default=None, repr=False)
     start: Any = "earliest"
     settings: Mapping[str, Any] = field(default_factory=dict)
     spark: Mapping[str, Any] = field(default_factory=dict)
@@ -165,7 +165,9 @@ def _check_sink(sink: Any, source: str) -> None:
             raise BadSetting(f"{source}: sink: sql needs the name of a table: write table: NAME beside it")
         _check_sink(sink.get("instead_of"), source)
     elif sink is not None and not all(hasattr(sink, call) for call in _SINK_CALLS):
-        raise BadSetting(f"{source}: sink = {sink!r}: a sink of pxrs.sinks is needed, or a mapping that names one")
+        raise BadSetting(
+            f"{source}: sink = {masked(repr(sink))}: a sink of pxrs.sinks is needed, or a mapping that names one"
+        )
 
 
 def _places(start: Any, path: str) -> Any:

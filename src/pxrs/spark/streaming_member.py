@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, Conflict, PxrsError, Refused, Unavailable, Unknown
+from pxrs.errors import Closed, Conflict, PxrsError, Refused, Unavailable, Unknown, masked_url
 from pxrs.model import Grant, Owner, Partition
 from pxrs.plugins import split_url
 from pxrs.runtime.config import load_settings
@@ -152,7 +152,7 @@ def open_for(request: StreamRequest) -> Queue:
     """The queue that a stream reads, with the settings of its options."""
     log = request.read.log
     if split_url(log)[0] == "memory":
-        raise Refused(f"{log!r} lives in the memory of one process, and Spark reads in others")
+        raise Refused(f"{masked_url(log)!r} lives in the memory of one process, and Spark reads in others")
     own = {"on_expired": "stop" if request.read.fail_on_loss else "skip", "drain_ms": LEAVE_MS}
     settings = load_settings(**{**own, **request.settings})
     places: dict[str, Any] = {"url": log} if request.registry is None else {"log": log, "registry": request.registry}

@@ -24,7 +24,7 @@ from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import ClassVar, NamedTuple
 
-from pxrs.errors import BadSetting, Refused, masked
+from pxrs.errors import BadSetting, Refused, masked_url
 
 ABSENT = 0
 """The version of a key that holds nothing: as ``expect`` it means "create", in an answer "there is no row"."""
@@ -47,7 +47,7 @@ def check_guarantees(driver: type[Store], required: Guarantee | str | Collection
     wanted = [required] if isinstance(required, Guarantee | str) else required
     missing = sorted(one.name for one in map(_guarantee, wanted) if one not in driver.guarantees)
     if missing:
-        raise Refused(f"registry {masked(url)!r} does not guarantee {', '.join(missing)}")
+        raise Refused(f"registry {masked_url(url)!r} does not guarantee {', '.join(missing)}")
 
 
 def _guarantee(wanted: Guarantee | str) -> Guarantee:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 from pxrs.clients.address import Address
 from pxrs.clients.files import NETWORK_FILE_SYSTEMS, kind_of_file_system
-from pxrs.errors import BadUrl, NotFound, Refused, Unavailable
+from pxrs.errors import BadUrl, NotFound, Refused, Unavailable, masked_url
 from pxrs.plugins import split_url
 
 OPTIONS = ("allow_network", "timeout_ms")
@@ -20,9 +20,9 @@ def address_of(url: str) -> Address:
     options = dict(parse_qsl(query, keep_blank_values=True))
     strange = sorted(name for name in options if name not in OPTIONS)
     if strange:
-        raise BadUrl(f"{url!r}: no option {strange[0]!r}; there are {', '.join(OPTIONS)}")
+        raise BadUrl(f"{masked_url(url)!r}: no option {strange[0]!r}; there are {', '.join(OPTIONS)}")
     if not place or "\0" in place:
-        raise BadUrl(f"{url!r} names no directory: write lockfiles:DIR")
+        raise BadUrl(f"{masked_url(url)!r} names no directory: write lockfiles:DIR")
     return Address("lockfiles", (), os.path.abspath(place), options)
 
 

@@ -26,7 +26,7 @@ from pxrs.clients.bell import Bells
 from pxrs.clients.files import network_file_system
 from pxrs.clients.sqlite import Connections, is_busy, patiently
 from pxrs.clock import SystemClock
-from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, NotFound, Refused, Unavailable
+from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, NotFound, Refused, Unavailable, masked, masked_url
 from pxrs.plugins import split_url
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
@@ -231,10 +231,12 @@ def _doubt(outcome: Outcome, reason: str) -> Outcome:
 def _path_of(url: str) -> str:
     _, place = split_url(url)
     if not place or "\0" in place or place == ":memory:":
-        raise BadUrl(f"{url!r} names no file: write sqlite:PATH (and memory: for a registry in memory)")
+        raise BadUrl(f"{masked_url(url)!r} names no file: write sqlite:PATH (and memory: for a registry in memory)")
     path = os.path.abspath(place)
     if not os.path.isdir(os.path.dirname(path)):
-        raise NotFound(f"{os.path.dirname(path)}: no such directory, to hold the registry of {url!r}")
+        raise NotFound(
+            f"{masked(os.path.dirname(path))}: no such directory, to hold the registry of {masked_url(url)!r}"
+        )
     if os.path.isdir(path):
         raise Refused(f"{path} is a directory; a SQLite registry is a file")
     return path
