@@ -29,7 +29,7 @@ def consume(
     until_end: Annotated[
         bool, typer.Option("--until-end", help="Stop when all that is there now is processed, by this or others.")
     ] = False,
-    format: Annotated[str, typer.Option("--format", "-f", help=FORMAT_HELP)] = "value",
+    output: Annotated[str, typer.Option("--output", "-o", help=FORMAT_HELP)] = "value",
     command: Annotated[
         str | None,
         typer.Option("--exec", metavar="CMD", help="Run this for each message, its value on stdin; 0 means done."),
@@ -40,6 +40,7 @@ def consume(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens in the group.")] = False,
     registry: RegistryUrl = None,
+    old_output: Annotated[str | None, typer.Option("--format", "-f", hidden=True)] = None,
 ) -> None:
     """Join a group and process messages: print them, or give each to a command.
 
@@ -50,7 +51,7 @@ def consume(
 
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="pxrs: %(message)s")
     given: dict[str, Any] = {"tries": tries, "on_failure": on_failure}
-    begin, printing = words.start(start), shape(format)
+    begin, printing = words.start(start), shape(old_output or output)
     with opened(url, registry) as queue:
         settings = queue.settings.with_(**{name: value for name, value in given.items() if value is not None})
         work = Execute(command) if command else Print(printing)

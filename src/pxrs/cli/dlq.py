@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -43,8 +43,9 @@ def show_letter(
     url: Url,
     group: GroupName,
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="As `pxrs dlq ls` shows it.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    output: Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="How to print it.")] = "table",
     registry: RegistryUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
 ) -> None:
     """One dead letter in full: the message, its cause and the stack."""
     with opened(url, registry) as queue:
@@ -56,7 +57,7 @@ def show_letter(
         "timestamp_us": timestamp(found.timestamp_us),
     }
     facts["timestamp"] = facts.pop("timestamp_us")
-    if as_json:
+    if as_json or output == "json":
         print(json.dumps(facts, indent=2))
         return
     value, stack = facts.pop("value"), facts.pop("stack")

@@ -114,7 +114,8 @@ def _described(view: GroupView, output: Any) -> str:
         "TOTAL-LAG": _total_lag(view, output),
     }
     shown = {name: value for name, value in header.items() if output == "json" or _is_shown(name, value)}
-    return rendered(Table([*_COLUMNS, *map(str.upper, (*spark, *troubled))], rows), output, shown, "partitions")
+    table = Table([*_COLUMNS, *map(str.upper, (*spark, *troubled))], rows, once=("GROUP", "TOPIC"))
+    return rendered(table, output, shown, "partitions")
 
 
 def _is_shown(name: str, value: Any) -> bool:
@@ -186,7 +187,7 @@ def members(url: Url, group: GroupName, output: Output = "table", registry: Regi
          *(m[name] for name in spark)]
         for m in found
     ]  # fmt: skip
-    show(Table([*columns, *map(str.upper, spark)], rows), output)
+    show(Table([*columns, *map(str.upper, spark)], rows, once=("GROUP",)), output)
 
 
 def pause(url: Url, group: GroupName, partitions: Partitions = None, registry: RegistryUrl = None) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from pxrs.cli.log_where import AsHex, key_of
 from pxrs.cli.messages import FORMAT_HELP, printable, shape
-from pxrs.cli.options import Output, Partitions, RegistryUrl, Url, WrongUsage, opened
+from pxrs.cli.options import Most, OldMost, Output, Partitions, RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import show
 from pxrs.cli.words import timestamp
 from pxrs.errors import NotFound
@@ -66,13 +66,14 @@ def cat(
     offset: Annotated[
         str, typer.Option("--offset", metavar="N", help="First offset; -N: the last N; earliest, latest.")
     ] = "earliest",
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=0, help="At most this many messages.")] = None,
+    most: Most = None,
     output: Annotated[str, typer.Option("--output", "-o", help="table, csv, " + FORMAT_HELP)] = "value",
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="Only the messages of this key, in its partition.")
     ] = None,
     hex: AsHex = False,
     registry: RegistryUrl = None,
+    limit: OldMost = None,
 ) -> None:
     """Print stored messages without consuming them, partition by partition."""
     form = None if output in ("table", "csv") else shape(output, "table", "csv")
@@ -80,7 +81,7 @@ def cat(
         raise WrongUsage("--key has one partition, its own: leave --partition out")
     if hex and key is None:
         raise WrongUsage("--hex says how --key is written: give a --key")
-    wanted = None if key is None else key_of(key, hex)
+    wanted, limit = None if key is None else key_of(key, hex), limit if most is None else most
     with opened(url, registry) as queue:
         found = _messages(queue, partitions, offset, limit) if wanted is None else _of_key(queue, wanted, offset, limit)
         if form is None:

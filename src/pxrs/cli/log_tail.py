@@ -12,7 +12,7 @@ import typer
 
 from pxrs.cli.log import chosen, first_offset
 from pxrs.cli.messages import FORMAT_HELP, Shape, shape
-from pxrs.cli.options import Partitions, RegistryUrl, Url, opened
+from pxrs.cli.options import OldMost, Partitions, RegistryUrl, Url, opened
 from pxrs.cli.output import note
 from pxrs.cli.words import moment
 from pxrs.errors import Expired
@@ -34,18 +34,23 @@ def tail(
             "--from", metavar="PLACE", help="An offset; -N: the last N of each partition; earliest, latest, a time."
         ),
     ] = None,
-    count: Annotated[
+    most: Annotated[
         int | None,
         typer.Option(
-            "--count", "-n", min=0, help="How many of the newest come first (10); with --from: end after so many."
+            "--max",
+            "-n",
+            min=0,
+            metavar="N",
+            help="How many of the newest come first (10); with --from: end after so many.",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Wait for messages that come.")] = True,
     output: Annotated[str, typer.Option("--output", "-o", help=FORMAT_HELP)] = "%p %o %k %v",
     registry: RegistryUrl = None,
+    old_most: OldMost = None,
 ) -> None:
     """Print the newest messages, then those that come, without consuming them. Ctrl-C ends it."""
-    form = shape(output)
+    form, count = shape(output), old_most if most is None else most
     with opened(url, registry) as queue, suppress(KeyboardInterrupt):
         numbers = chosen(queue, partitions)
         if begin is None:

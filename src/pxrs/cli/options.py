@@ -26,6 +26,9 @@ RegistryUrl = Annotated[
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 Form = Literal["table", "json", "csv"]
 Output = Annotated[Form, typer.Option("--output", "-o", help="How to print it.")]
+Most = Annotated[int | None, typer.Option("--max", "-n", min=0, metavar="N", help="At most this many messages.")]
+OldMost = Annotated[int | None, typer.Option("--limit", "--count", min=0, hidden=True)]
+"""Earlier names of ``--max``, which go on working."""
 Partitions = Annotated[
     list[int] | None, typer.Option("--partition", "-p", metavar="P", help="Only this partition; may stand repeatedly.")
 ]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pxrs.cli.options import Form
+from pxrs.views.fitting import above, fitted
 from pxrs.views.tables import Table, as_header
 
 LAG_EXIT_CODE = 3
@@ -30,7 +31,10 @@ def rendered(table: Table, form: Form, header: dict[str, Any] | None = None, row
         return table.as_csv()
     if form == "json":
         return _as_json(table, header, rows_name)
-    return f"{as_header(header)}\n\n{table.as_text()}" if header else table.as_text()
+    facts, table = above(table)
+    facts |= header or {}
+    text = fitted(table).as_text()
+    return f"{as_header(facts)}\n\n{text}" if facts else text
 
 
 def _as_json(table: Table, header: dict[str, Any] | None, rows_name: str) -> str:

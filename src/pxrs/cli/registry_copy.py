@@ -26,7 +26,9 @@ def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the registry that has the group.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The URL of the registry that shall have it.")],
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only the groups of this queue.")] = None,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only groups of this name.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", metavar="NAME", help="Only groups of this name.")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also with members registered, and over rows that differ.")
     ] = False,

@@ -14,20 +14,36 @@ MISSING = "-"
 """What stands for nothing in text and CSV, as in Kafka's tools."""
 UNKNOWN = "?"
 """What stands in text and CSV for a number that there is, but that could not be found out."""
+_BETWEEN = "  "
 
 
 @dataclass(frozen=True)
 class Table:
-    """Column names as they are printed (``LOG-END-OFFSET``), and rows of plain values."""
+    """Column names as they are printed (``LOG-END-OFFSET``), and rows of plain values.
+
+    ``once`` names columns whose value is the same in all rows: people see it once, above the table.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]] = field(default_factory=list)
+    once: Sequence[str] = ()
+
+    @property
+    def widths(self) -> list[int]:
+        """How wide each column is in the text."""
+        lines = [list(self.columns), *([_cell(value) for value in row] for row in self.rows)]
+        return [max(len(line[place]) for line in lines) for place in range(len(self.columns))]
+
+    @property
+    def width(self) -> int:
+        """How wide the text is."""
+        return sum(self.widths) + len(_BETWEEN) * (len(self.columns) - 1)
 
     def as_text(self) -> str:
         """Aligned columns, numbers to the right. One line for each row, so that scripts can grep."""
         cells = [[_cell(value) for value in row] for row in self.rows]
         lines = [list(self.columns), *cells]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self.columns))]
+        widths = self.widths
         to_the_right = [_is_numeric([row[place] for row in self.rows]) for place in range(len(self.columns))]
         return "\n".join(_aligned(line, widths, to_the_right) for line in lines)
 
@@ -107,4 +123,4 @@ def _aligned(cells: Sequence[str], widths: list[int], to_the_right: list[bool]) 
         cell.rjust(width) if right else cell.ljust(width)
         for cell, width, right in zip(cells, widths, to_the_right, strict=True)
     )
-    return "  ".join(placed).rstrip()
+    return _BETWEEN.join(placed).rstrip()
