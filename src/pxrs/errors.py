@@ -29,6 +29,7 @@ PxrsError
 
 from __future__ import annotations
 
+import errno
 import re
 
 _SECRETS = re.compile(r"(?P<name>[?&;](?!\w*file\b)[\w-]*(?:pass|pwd|token|secret)[\w-]*=)[^&#\s'\"]*", re.IGNORECASE)
@@ -80,6 +81,13 @@ def _without_login(words: str, keeps_user: bool = True) -> str:
         return f"{words[:start]}{user}:***@"
     may_be_user = head is None or "//" in head[0] or _LOCAL.match(words)
     return words if keeps_user and may_be_user else f"{words[:start]}***@"
+
+
+def disk_text(error: OSError, where: str) -> str:
+    """What the system refused there, as people read it; a read-only mount is named, with what to do."""
+    if error.errno == errno.EROFS:
+        return f"{error.filename or where} is on a read-only file system: mount it for writing, or name another place"
+    return str(error)
 
 
 class PxrsError(Exception):

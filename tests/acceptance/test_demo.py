@@ -81,7 +81,7 @@ def test_without_pyspark_the_demo_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    assert main(["demo", "--engine", "spark"]) == 1
+    assert main(["demo", "--engine", "spark"]) == 2
     assert "pip install 'pxrs[spark]'" in capsys.readouterr().err
 
 

@@ -33,7 +33,7 @@ def test_init_creates_once_and_refuses_other_values(pxrs: Pxrs) -> None:
 
 @pytest.mark.parametrize("options", [("--partitions", "0"), ("--hash", "md4"), ("--reduce", "half")])
 def test_init_refuses_nonsense_and_makes_nothing(pxrs: Pxrs, tmp_path: Path, options: tuple[str, str]) -> None:
-    assert pxrs("init", QUEUE, *options).code == 1
+    assert pxrs("init", QUEUE, *options).code == 2
     assert not (tmp_path / "orders" / "queue.json").exists()
 
 

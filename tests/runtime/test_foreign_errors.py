@@ -147,9 +147,9 @@ def test_any_text_as_a_url_is_taken_or_refused(parser: str, tail: str) -> None:
 
 
 WORDS = [
-    "lease_ms", "prefix", "durability", ": ", ": ", "1", "-1", "x", "!!int ", "!!float ", "!!binary ", "!!set ", "!!omap ",
-    "!!timestamp ", "!!python/none ", "? ", "- ", "[", "]", "{", "}", "&a ", "*a", "<<", "'", '"', "#", ">", "1e999",
-    ".nan", "0x", "1:2:3", "2026-13-45", "---", "...", "\\ud800", "\n", "\n", "\t", "%YAML 9\n",
+    "lease_ms", "prefix", "durability", ": ", ": ", "1", "-1", "x", "!!int ", "!!float ", "!!binary ", "!!set ",
+    "!!omap ", "!!timestamp ", "!!python/none ", "? ", "- ", "[", "]", "{", "}", "&a ", "*a", "<<", "'", '"', "#", ">",
+    "1e999", ".nan", "0x", "1:2:3", "2026-13-45", "---", "...", "\\ud800", "\n", "\n", "\t", "%YAML 9\n",
 ]  # fmt: skip
 YAML = st.lists(st.sampled_from(WORDS) | TEXT, max_size=12).map("".join)
 

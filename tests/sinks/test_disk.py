@@ -21,7 +21,7 @@ BATCH = batch_of(Range(3, 0, 3, 6))
 SAID = {
     errno.ENOSPC: "no space is left on .*goes on by itself",
     errno.EDQUOT: "the disk quota is used up for",
-    errno.EROFS: "is mounted read-only",
+    errno.EROFS: "is on a read-only file system",
     errno.EIO: "Input/output error",
 }
 HARMLESS = ("unlink", "rmdir", "open")
@@ -87,7 +87,10 @@ def test_a_claim_on_a_read_only_disk_says_so(tmp_path: Path) -> None:
     def refuse(_: int) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "_out.staging" / "plans"))
 
-    with before_each_step(refuse), pytest.raises(Unavailable, match=r"_out\.staging/plans is mounted read-only"):
+    with (
+        before_each_step(refuse),
+        pytest.raises(Unavailable, match=r"_out\.staging/plans is on a read-only file system"),
+    ):
         sink.recover(QUEUE, LOG, GROUP, Grant(3, Owner("B", "b" * 32), 7), "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -38,7 +39,7 @@ from pxrs.cli import (
 from pxrs.cli.options import QueueCommand
 from pxrs.cli.run import run as run_pipeline
 from pxrs.cli.work import work
-from pxrs.errors import BadSetting, BadUrl, PxrsError, masked
+from pxrs.errors import BadSetting, BadUrl, PxrsError, disk_text, masked
 
 _WRONG_USAGE = 2
 
@@ -193,6 +194,8 @@ def _failed(text: str, debug: bool, code: int = 1) -> int:
 def _plain(error: OSError, where: str = "") -> str:
     """What the system refused, and where; without the number and the quotes of Python's text."""
     name = error.filename or where
+    if error.errno == errno.EROFS:
+        return disk_text(error, name)
     return f"{name}: {error.strerror}" if name and error.strerror else str(error.strerror or error)
 
 

@@ -49,6 +49,19 @@ def network_file_system(path: str) -> str | None:
     return NETWORK_FILE_SYSTEMS.get(kind_of_file_system(path))
 
 
+def is_read_only(path: str) -> bool:
+    """Whether the file system of this file, or of the directory in which it would stand, is mounted read-only."""
+    try:
+        return bool(os.statvfs(path if os.path.exists(path) else os.path.dirname(path)).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def read_only_error(path: str) -> OSError:
+    """What the system would say to a write there."""
+    return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
 def write_file(path: str, content: bytes, sync: bool = False) -> None:
     """Create or overwrite a file; all of it is written, or an error is raised."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)

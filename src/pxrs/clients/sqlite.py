@@ -20,8 +20,9 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote
 
+from pxrs.clients.files import is_read_only, read_only_error
 from pxrs.clock import SystemClock
-from pxrs.errors import Closed, Damaged, PxrsError, Refused, Unavailable
+from pxrs.errors import Closed, Damaged, PxrsError, Refused, Unavailable, disk_text
 
 PATIENCE_SECONDS = 10.0
 """How long a locked database is tried again before the caller is told."""
@@ -33,6 +34,8 @@ _STEP_SECONDS = (0.0005, 0.004)
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 # SQLITE_ERROR is what a missing table or column gives.
 _DAMAGED = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR}
+# SQLite does not tell a read-only mount from a file that this user may not write.
+_UNWRITABLE = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR}
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -131,6 +134,8 @@ class Connections:
                 "a copy; or move it away with its -wal and -shm, begin anew with `pxrs registry adopt`, and set the "
                 "checkpoints with `pxrs group seek`"
             )
+        if _primary_code(error) in _UNWRITABLE and is_read_only(self._path):
+            return Unavailable(disk_text(read_only_error(self._path), self._path))
         return Unavailable(f"{self._path} does not answer: {error}")
 
     def count(self) -> int:

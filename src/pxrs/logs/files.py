@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pxrs.clients.inotify import watch_directory
 from pxrs.clients.listening import listening_nudge
-from pxrs.errors import Closed, Damaged, Unavailable
+from pxrs.errors import Closed, Damaged, Unavailable, disk_text
 from pxrs.latch import Nudge
 from pxrs.logs.base import Chunk, Log, LogIdentity, OwnRegistry, Piece, Row, Rows, Stamp, Wish
 from pxrs.logs.mark import has_marks
@@ -114,7 +114,7 @@ class FileLog(Log):
         except FileNotFoundError as error:
             raise Damaged(f"a part of the log is gone: {error}") from error
         except OSError as error:
-            raise Unavailable(f"{self.directory}: {error}") from error
+            raise Unavailable(f"{self.directory}: {disk_text(error, self.directory)}") from error
         return firsts
 
     def _sync(self, writers: Sequence[PartitionWriter]) -> None:

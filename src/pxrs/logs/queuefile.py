@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from pxrs.clock import SystemClock
-from pxrs.errors import BadName, BadUrl, Damaged, NewerFormat, NotFound, Unavailable, masked_url
+from pxrs.errors import BadName, BadUrl, Damaged, NewerFormat, NotFound, Unavailable, disk_text, masked_url
 from pxrs.logs.base import LogIdentity, Wish, agree
 from pxrs.logs.durable import create_file, make_directories, sync_directory
 from pxrs.model import check_name
@@ -64,7 +64,7 @@ def open_directory(directory: str, name: str, wish: Wish, create: bool) -> LogId
             raise NotFound(f"there is no queue in {directory}: create it with `pxrs init file:{directory}`")
         return _create(directory, name, wish) if recorded is None else agree(name, wish, recorded)
     except OSError as error:
-        raise Unavailable(f"{directory}: {error}") from error
+        raise Unavailable(f"{directory}: {disk_text(error, directory)}") from error
 
 
 def _refuse_orphans(directory: str) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from pxrs.errors import Damaged, Unavailable
+from pxrs.errors import Damaged, Unavailable, disk_text
 from pxrs.logs.base import DEAD_LETTERS, OwnRegistry
 from pxrs.logs.durable import create_file
 from pxrs.logs.queuefile import read_sealed, records_registry, sealed_json
@@ -47,7 +47,7 @@ def write_registry(directory: str, wanted: OwnRegistry, instead_of: str | None) 
         finally:
             os.close(lock)
     except OSError as error:
-        raise Unavailable(f"{_path(directory)} cannot be written: {error.strerror}") from error
+        raise Unavailable(f"{_path(directory)} cannot be written: {disk_text(error, directory)}") from error
 
 
 def groups_seen(directory: str, log: str) -> list[str]:

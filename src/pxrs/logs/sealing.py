@@ -16,7 +16,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from pxrs.clock import SystemClock
-from pxrs.errors import Unavailable
+from pxrs.errors import Unavailable, disk_text
 from pxrs.logs.base import Chunk
 from pxrs.logs.durable import sync_directory
 from pxrs.logs.listing import Listing
@@ -155,7 +155,7 @@ def sweep_at_first_use(directory: str, delay: float) -> None:
                 _sweep(directory, delay)
     except OSError as error:
         if error.errno not in _READ_ONLY:  # who may only read may leave the rest to others
-            raise Unavailable(f"{directory}: {error}") from error
+            raise Unavailable(f"{directory}: {disk_text(error, directory)}") from error
 
 
 def _sweep(directory: str, delay: float | None) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from pxrs.clock import SystemClock
-from pxrs.errors import Damaged, Unavailable
+from pxrs.errors import Damaged, Unavailable, disk_text
 from pxrs.logs.base import Rows, Stamp
 from pxrs.logs.durable import check_size, create_file, sync_directory, write_all
 from pxrs.logs.listing import NEW_SEGMENT
@@ -259,7 +259,7 @@ class PartitionWriter:
         except OSError as error:
             with suppress(OSError):  # its name may never come to the disk
                 os.unlink(segment_path(directory, base))
-            raise Unavailable(f"{directory}: no new segment could be made: {error}") from error
+            raise Unavailable(f"{directory}: no new segment could be made: {disk_text(error, directory)}") from error
         self._files.refresh_all()
 
     def _append(self, active: Segment, message: memoryview | bytes) -> None:
@@ -269,7 +269,8 @@ class PartitionWriter:
             check_size(self._fd, active.position + len(message))
         except OSError as error:
             self._undo(f"a batch could not be written: {error}")
-            raise Unavailable(f"{active.path}: a batch could not be written: {error}; nothing was stored") from error
+            why = disk_text(error, active.path)
+            raise Unavailable(f"{active.path}: a batch could not be written: {why}; nothing was stored") from error
 
     def _undo(self, why: str) -> None:
         """Take back what is not acknowledged; a writer that cannot even do that must never write again."""

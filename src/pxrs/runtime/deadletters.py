@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 from pxrs.clock import Clock
-from pxrs.errors import Closed, Damaged, NotFound, OutOfRange, Refused, Unavailable
+from pxrs.errors import Closed, Damaged, NotFound, OutOfRange, Refused, Unavailable, disk_text
 from pxrs.logs.base import DEAD_LETTERS, Log, Stamp
 from pxrs.model import Message
 from pxrs.runtime.delivery import Context, messages_of
@@ -62,7 +62,9 @@ class DeadLetters:
             self._box = None  # it may have been deleted: the next call opens it, or makes it anew
             raise
         except OSError as error:
-            raise Unavailable(f"{self._name} of queue {self._log.identity.name!r}: {error}") from error
+            raise Unavailable(
+                f"{self._name} of queue {self._log.identity.name!r}: {disk_text(error, self._name)}"
+            ) from error
 
     def _append(self, box: Log, message: Message, failure: Failure) -> None:
         """A message is known by its log, its place and its id. One that fails after its letter was sent again, because

@@ -12,7 +12,7 @@ from pxrs.errors import Unavailable
 _SAID = {
     errno.ENOSPC: "no space is left on {place}: free some, and it goes on by itself",
     errno.EDQUOT: "the disk quota is used up for {place}: free some, and it goes on by itself",
-    errno.EROFS: "{place} is mounted read-only: mount it for writing, and it goes on by itself",
+    errno.EROFS: "{place} is on a read-only file system: mount it for writing, and it goes on by itself",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from pxrs.clients.files import sync_path, write_file
-from pxrs.errors import Damaged, NewerFormat, Refused, Unavailable
+from pxrs.errors import Damaged, NewerFormat, Refused, Unavailable, disk_text
 from pxrs.stores.lockfiles_files import Files, remove
 from pxrs.stores.lockfiles_journal import LONGEST, Changes, Journal, Position
 from pxrs.stores.lockfiles_life import boot_id, is_dead
@@ -58,7 +59,8 @@ class Place:
                 yield Held(mutex, self._catch_up(mutex))
         except OSError as error:
             where = error.filename or self.directory
-            raise Unavailable(f"{where}: {error.strerror or error}; nothing was written") from error
+            why = disk_text(error, where) if error.errno == errno.EROFS else f"{where}: {error.strerror or error}"
+            raise Unavailable(f"{why}; nothing was written") from error
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

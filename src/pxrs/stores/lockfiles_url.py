@@ -6,8 +6,8 @@ import os
 from urllib.parse import parse_qsl
 
 from pxrs.clients.address import Address
-from pxrs.clients.files import NETWORK_FILE_SYSTEMS, kind_of_file_system
-from pxrs.errors import BadUrl, NotFound, Refused, Unavailable, masked_url
+from pxrs.clients.files import NETWORK_FILE_SYSTEMS, is_read_only, kind_of_file_system, read_only_error
+from pxrs.errors import BadUrl, NotFound, Refused, Unavailable, disk_text, masked_url
 from pxrs.plugins import split_url
 
 OPTIONS = ("allow_network", "timeout_ms")
@@ -31,6 +31,8 @@ def directory_for(address: Address) -> str:
     path = checked_place(address)
     _make(path)
     if not os.access(path, os.W_OK | os.X_OK):
+        if is_read_only(path):
+            raise Unavailable(disk_text(read_only_error(path), path))
         raise Refused(f"{path} cannot be written to by this user")
     return path
 
@@ -59,4 +61,4 @@ def _make(path: str) -> None:
     except PermissionError as error:
         raise Refused(f"{path} cannot be made by this user: {error.strerror}") from error
     except OSError as error:
-        raise Unavailable(f"{path} cannot be made: {error.strerror}") from error
+        raise Unavailable(f"{path} cannot be made: {disk_text(error, path)}") from error
