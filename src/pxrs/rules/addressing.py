@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pxrs.errors import Refused
+from pxrs.rules.texts import values_of
 
 ONLY_FOR = "pxrs.only-for"
 """The header that only a retry of dead letters may write."""
@@ -47,7 +48,7 @@ def marked_rows(headers: pa.Array) -> list[int]:
 
 def rows_for_others(headers: pa.Array, reader: Reader) -> list[int]:
     """The rows of a column of headers that this group passes over."""
-    return [row for row in marked_rows(headers) if not reader.is_meant(_by_name(headers[row].as_py()))]
+    return [row for row in marked_rows(headers) if not reader.is_meant(_by_name(values_of(headers.slice(row, 1))[0]))]
 
 
 def own_part(batch: Any, reader: Reader) -> tuple[int, Any]:
@@ -94,7 +95,7 @@ def without_mark(headers: pa.ChunkedArray) -> pa.ChunkedArray:
         return headers  # whoever stores it refuses it
     if not any(marked_rows(chunk) for chunk in headers.chunks):
         return headers
-    rows = [row and [pair for pair in row if pair["key"] != ONLY_FOR] for row in headers.to_pylist()]
+    rows = [row and [pair for pair in row if pair["key"] != ONLY_FOR] for row in values_of(headers)]
     return pa.chunked_array([pa.array(rows, headers.type)])
 
 

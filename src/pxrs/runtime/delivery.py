@@ -14,6 +14,7 @@ from pxrs.errors import BadSetting
 from pxrs.logs.base import Row
 from pxrs.logs.records import numbers
 from pxrs.model import Delivered, Message
+from pxrs.rules.texts import values_of
 
 Deliver = Literal["message", "list", "arrow"]
 Handler = Callable[..., Any]
@@ -79,7 +80,7 @@ def _ids(array: pa.Array) -> Iterable[bytes | None]:
 
 def _sparse(array: pa.Array) -> Iterable[Any]:
     """A column that is mostly empty: nothing is converted where there is nothing."""
-    return repeat(None, len(array)) if array.null_count == len(array) else array.to_pylist()
+    return repeat(None, len(array)) if array.null_count == len(array) else values_of(array)
 
 
 def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) -> Iterator[Parcel]:

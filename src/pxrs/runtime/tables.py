@@ -14,6 +14,7 @@ from pxrs.errors import Refused
 from pxrs.logs.base import HEADERS, TIMESTAMP
 from pxrs.logs.sizes import refuse_large
 from pxrs.rules.addressing import refuse_marked
+from pxrs.rules.texts import refuse_bad_text
 from pxrs.runtime.outbox import SHIPMENT_BYTES
 from pxrs.runtime.parcels import BODY_SCHEMA, GIVEN_BYTES, nulls
 
@@ -85,6 +86,8 @@ def whole_body(table: Any, partitions: int, now_us: int, most: int | None) -> tu
     _check_columns(table.schema)
     given = _given_partitions(table, partitions) if "partition" in table.column_names else None
     body = _body(table, now_us)
+    for name in ("headers", "tenant"):
+        refuse_bad_text(name, body.column(name))
     refuse_marked(body.column("headers"))
     refuse_large(body, most)
     return body, given

@@ -25,6 +25,7 @@ from pxrs.plugins import hashes_of_other_packages
 from pxrs.rules.addressing import refuse_marked, without_mark
 from pxrs.rules.hashing import known_hashes, register_hash
 from pxrs.rules.partitioning import NULL_KEY, Partitioner, round_robin
+from pxrs.rules.texts import refuse_bad_text
 from pxrs.spark.sink_places import Place
 
 GROUP_BYTES = 16 << 20
@@ -133,6 +134,8 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def to_body(group: pa.RecordBatch, job: Job) -> pa.RecordBatch:
     """The columns that are stored, in the log's types; refused where the log would not take a row."""
     body = _in_types_of_log(group)
+    for name in {"headers", "tenant"} & set(body.schema.names):
+        refuse_bad_text(name, body.column(name))
     if "headers" in body.schema.names:
         body = _without_mark(body) if job.passes_on else body
         refuse_marked(body.column("headers"))
