@@ -150,7 +150,8 @@ with pxrs.open("file:./orders") as forgetful:
 - `pxrs registry adopt LOG --registry URL` lets the log belong to another registry from now on: after a loss, or on
   purpose. Checkpoints do not come along. A new group in it says in a warning that the log has had groups before.
 - `pxrs registry copy FROM TO` moves stopped groups from one store to another, with epochs and checkpoints, and with
-  the id if all groups of a queue go. `pxrs registry dump` and `load` carry it too.
+  the id if all groups of a queue go. Without `--move` both have it: nothing is deleted under FROM then, until it is
+  adopted. `pxrs registry dump` and `load` carry it too.
 - A queue of version 0.5 has no id yet. The first member that starts writes it; until then nothing is deleted. If its
   dead letters or staged output show a group, and the registry has none, the start is refused: name the registry of
   that group, or adopt.

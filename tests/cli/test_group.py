@@ -224,6 +224,18 @@ def test_parked_partitions_and_passed_over_letters_are_shown(ready: Pxrs) -> Non
     assert "warning: group 'billing', partition 2 waits: the disk is full" in ready("health", QUEUE).err
 
 
+def test_health_fails_where_all_that_wait_are_parked(ready: Pxrs) -> None:
+    behind = tuple((partition, "the disk is full") for partition, end in enumerate(ends()) if end)
+    enter("A", [partition for partition, _ in behind])
+    for parked, code in ((behind[1:], 0), (behind, 3)):
+        with library.open(QUEUE, create=False) as queue:
+            registry = queue.group("billing").registry
+            registry.beat(replace(registry.members()[0], parked=parked, seen=time.time()), None)
+        shown = ready("health", QUEUE)
+        assert shown.code == code
+        assert ("and every partition that has some is parked" in shown.err) == (code == 3)
+
+
 def test_seek_is_a_dry_run_without_execute(ready: Pxrs) -> None:
     shown = ready("group", "seek", QUEUE, "billing", "--to-latest")
     rows = [[int(cell) for cell in line.split()] for line in shown.out.splitlines()[1:]]

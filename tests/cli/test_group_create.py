@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pxrs as library
 from pxrs.errors import Refused
+from pxrs.runtime.rows import Rows
 from pxrs.testing import drain
 
 from .helpers import QUEUE, Pxrs, make_queue
@@ -92,7 +94,7 @@ def test_a_wrong_place_is_wrong_usage(pxrs: Pxrs, place: str) -> None:
     assert groups() == []
 
 
-def test_a_creation_that_was_cut_short_leaves_no_group_and_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_that_was_cut_short_leaves_a_group_that_a_seek_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     with library.open(QUEUE, create=False) as queue:
         group = queue.group("g")
         registry = type(group.registry)
@@ -100,7 +102,10 @@ def test_a_creation_that_was_cut_short_leaves_no_group_and_can_be_repeated(monke
         with pytest.raises(OSError, match="killed here"):
             group.create("latest")
         monkeypatch.undo()
-        assert queue.groups() == [] and group.create("latest") == queue.ends()
+        with pytest.raises(Refused, match="is there already; `pxrs group seek` moves its checkpoints"):
+            group.create("latest")
+        group.seek("latest")
+        assert group.describe(patient=False).total_lag == 0
         with pytest.raises(Refused, match="is there already"):
             group.create("earliest")
 
@@ -149,3 +154,20 @@ def test_cat_of_a_key_reads_its_partition_only(pxrs: Pxrs, monkeypatch: pytest.M
 def test_wrong_usage_of_keys_says_what_to_write(pxrs: Pxrs, words: tuple[str, ...], says: str) -> None:
     shown = pxrs("log", *words)
     assert shown.code == 2 and says in shown.err
+
+
+def test_a_consumer_that_starts_at_this_very_moment_keeps_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    with library.open(QUEUE, create=False) as queue:
+        group = queue.group("g")
+        make = Rows.create
+
+        def late(*given: Any) -> Any:
+            monkeypatch.setattr(Rows, "create", make)
+            assert drain(queue, "g", lambda _: None).handled == 20  # it is made by somebody else, who consumes
+            queue.group("g").seek({0: 1})
+            return make(*given)
+
+        monkeypatch.setattr(Rows, "create", late)
+        with pytest.raises(Refused, match="made by somebody else in this moment"):
+            group.create("earliest")
+    assert checkpoints("g") == [1, *ends()[1:]]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import pxrs as library
+
 from .helpers import QUEUE, Pxrs, make_queue
 
 OWN, OTHER = "sqlite:own.db", "sqlite:other.db"
@@ -165,3 +167,19 @@ def test_looking_and_what_is_refused_leave_nothing_behind(
     before = names(tmp_path)
     pxrs(*command)
     assert names(tmp_path) == before
+
+
+def test_a_producer_with_the_registry_that_was_copied_deletes_nothing(ready: Pxrs) -> None:
+    shown = ready("registry", "copy", OWN, OTHER)
+    assert shown.code == 0 and "delete nothing from the log" in shown.err
+    assert ready("registry", "copy", OWN, OTHER).code == 0, "a second copy is the same"
+    assert consume(ready, "--registry", OTHER).out == "" and consume(ready, "--registry", OWN).out == ""
+    settings = library.Settings(retain="unconsumed", delete_delay_ms=0)
+    for registry, refused in ((OWN, "were copied to another one"), (OTHER, "")):
+        with library.open("file:orders", registry=registry, settings=settings) as queue:
+            assert refused in queue._belonging(settings).why_not_trim()
+            assert bool(refused) == bool(queue._belonging(settings).why_not_trim())
+    assert ready("registry", "adopt", QUEUE, "--registry", OWN).code == 0
+    assert consume(ready, "--registry", OWN).code == 0 and consume(ready, "--registry", OTHER).code == 1
+    with library.open("file:orders", registry=OWN, settings=settings) as queue:
+        assert not queue._belonging(settings).why_not_trim()

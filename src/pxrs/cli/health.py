@@ -36,8 +36,8 @@ def health(
 ) -> None:
     """Open log and registry and look at every partition and group.
 
-    Exit code 1 if something is wrong, 3 if messages wait and no member lives. Dead letters and partitions that wait are
-    told, and are no failure.
+    Exit code 1 if something is wrong, 3 if messages wait and no member lives, or all partitions that have some are
+    parked. Dead letters and a few parked partitions are told, and are no failure.
     """
     found = _Findings()
     with opened(url, registry) as queue:
@@ -87,6 +87,8 @@ def _look_at_group(queue: Queue, group: GroupHandle, found: _Findings, letters_f
     found.broken += broken or [f"group {view.group!r}, partition {p.partition}: {p.error}" for p in view if p.error]
     if view.is_left_alone:
         found.waiting.append(_left_alone(view))
+    elif view.is_all_parked:
+        found.waiting.append(f"group {view.group!r}: {_waiting(view)}, and every partition that has some is parked")
     if view.dead_letters:
         (found.waiting if letters_fail else found.odd).append(_letters(view))
     found.odd += [f"group {view.group!r}, partition {line.partition} waits: {line.parked}" for line in view.parked]
@@ -107,10 +109,13 @@ def _misplaced(queue: Queue, group: GroupHandle) -> list[str]:
 
 
 def _left_alone(view: GroupView) -> str:
-    wait = f"{counted(view.total_lag, 'message')} wait{'s' if view.total_lag == 1 else ''}"
-    lag = wait if view.is_lag_known else "messages may wait"
     gone = "; ".join(f"{m.member}: {m.state}, last seen {span(m.silent_seconds)} ago" for m in view.members)
-    return f"group {view.group!r}: {lag}, and no member works" + (f" ({gone})" if gone else "")
+    return f"group {view.group!r}: {_waiting(view)}, and no member works" + (f" ({gone})" if gone else "")
+
+
+def _waiting(view: GroupView) -> str:
+    wait = f"{counted(view.total_lag, 'message')} wait{'s' if view.total_lag == 1 else ''}"
+    return wait if view.is_lag_known else "messages may wait"
 
 
 def _letters(view: GroupView) -> str:

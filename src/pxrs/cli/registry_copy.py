@@ -39,6 +39,7 @@ def copy(
     Nothing is written if one of the groups has members, or stands in TO with other rows. If all groups of a queue go,
     its log belongs to TO then; else say so with `pxrs registry adopt`.
     """
+    from pxrs.runtime.belonging import as_copied
     from pxrs.stores.base import Swap
 
     with closing(_store(source, must_exist=True)) as old, closing(_store(target)) as new:
@@ -53,9 +54,13 @@ def copy(
             print(f"{'/'.join(name)}: {counted(len(swaps), 'row')} written")
         if move:
             _delete(old, groups)
-            write_rows(old, [Swap(row.key, row.version, None) for row in carried])
+        write_rows(old, [Swap(row.key, row.version, None if move else as_copied(row.value)) for row in carried])
     if not move:
-        note(f"the groups are still in {masked_url(source)}: let no member use it any more, or copy with --move")
+        note(
+            f"the groups are still in {masked_url(source)}: let no member use it any more. Programs that go on "
+            "with it delete nothing from the log, until `pxrs registry adopt` says which of the two goes on; "
+            "--move leaves one only"
+        )
 
 
 def _store(url: str, must_exist: bool = False) -> Store:
@@ -87,12 +92,13 @@ def _ids(store: Store, groups: Groups) -> list[Row]:
 
 def _carry(row: Row, new: Store, target: str) -> bool:
     """Give TO the id of the queue's registry. Where it has one of its own, the log must be told."""
+    from pxrs.runtime.belonging import as_copied
     from pxrs.stores.base import ABSENT, Swap
 
-    there = new.read([row.key])[0]
+    there, wanted = new.read([row.key])[0], as_copied(row.value, copied=False)
     if there is None:
-        write_rows(new, [Swap(row.key, ABSENT, row.value)])
-    elif there.value != row.value:
+        write_rows(new, [Swap(row.key, ABSENT, wanted)])
+    elif as_copied(there.value, copied=False) != wanted:
         queue = row.key.split("/")[-3]
         note(
             f"TO has consumed a queue {queue!r} before: tell the log that it belongs there now, "

@@ -127,6 +127,11 @@ class Belonging:
                 "nothing is deleted: it is not recorded yet which registry has the groups of this log. The next "
                 "consumer that starts records its own, and `pxrs registry adopt` does"
             )
+        if recorded.id and self._is_copied():
+            return (
+                "nothing is deleted: the groups of this registry were copied to another one, which may have more by "
+                "now. `pxrs registry adopt` with this one says that it goes on; else name the other one"
+            )
         own = self._own_id() if recorded.id else ""
         return "" if own == recorded.id else f"nothing is deleted: {self._difference(recorded, own)}"
 
@@ -161,7 +166,7 @@ class Belonging:
             raise
         except Damaged:
             before = None
-        own = self._made_id(mend=True)
+        own = self._made_id(mend=True, anew=self._is_copied())
         if before is not None and before.id == own:
             return Adopted(before, before)
         replaced = before.id if before is not None else ""
@@ -173,12 +178,18 @@ class Belonging:
         row = self._store.read([self._key])[0]
         return None if row is None else _decode(row)
 
-    def _made_id(self, mend: bool = False) -> str:
-        """The id of this registry, made now if it has none; of two who make it, the first one's counts."""
+    def _is_copied(self) -> bool:
+        """Whether another registry has the id of this one too."""
+        row = self._store.read([self._key])[0]
+        return row is not None and row.value != as_copied(row.value, copied=False)
+
+    def _made_id(self, mend: bool = False, anew: bool = False) -> str:
+        """The id of this registry, made now if it has none; of two who make it, the first one's counts. ``anew``: made
+        in any case, so that a copy of this registry has another one."""
         while True:
             row = self._store.read([self._key])[0]
             try:
-                if row is not None:
+                if row is not None and not anew:
                     return _decode(row)
             except NewerFormat:
                 raise
@@ -186,12 +197,25 @@ class Belonging:
                 if not mend:
                     raise
             self._write_id(ABSENT if row is None else row.version)
+            anew = False
 
     def _write_id(self, expect: int) -> None:
         value = json.dumps({"format": FORMAT, "id": secrets.token_hex(8)}).encode()
         outcome = self._store.swap_each([Swap(self._key, expect, value)])[0]
         if outcome.verdict is Verdict.UNKNOWN and self._own_id() is None:
             raise Unknown(f"no answer to the write of {self._key}: {outcome.reason}")
+
+
+def as_copied(value: bytes, copied: bool = True) -> bytes:
+    """The row of an id, saying that it was copied to another registry, or not saying so. A damaged one stays so."""
+    try:
+        values = json.loads(value)
+        said = {key: found for key, found in values.items() if key != "copied"}
+    except (ValueError, AttributeError):
+        return value
+    if not copied and said == values:
+        return value
+    return json.dumps({**said, "copied": True} if copied else said).encode()
 
 
 def _named(registry: OwnRegistry) -> str:

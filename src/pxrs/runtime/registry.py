@@ -82,9 +82,9 @@ class Registry:
         if found is None:
             created = Group(partitions, hash, reduce, assignor or "sticky", log=log, born=born)
             self._partitions.create({number: Partition(number) for number in range(partitions)})
-            if begin:
-                raise_first(self.seek(begin, {}))
             found = self._groups.change_one(self.group_name, lambda row: row or created).row
+            if begin and found is not None and found.born == born:  # else somebody else has made it, and consumes
+                raise_first(self.seek(begin, {}))
         assert found is not None
         self._check_like(found, Group(partitions, hash, reduce, assignor or "", log=log))
         return found

@@ -179,6 +179,12 @@ class GroupView(Lines[PartitionLine]):
         return [line for line in self if line.parked]
 
     @property
+    def is_all_parked(self) -> bool:
+        """Whether messages wait, and no partition that has some goes on."""
+        behind = [line for line in self if line.lag != 0]
+        return bool(behind) and all(line.parked for line in behind)
+
+    @property
     def total_lag(self) -> int:
         """Of all partitions. One whose lag is unknown counts as one message: it must not pass for done."""
         return sum(1 if line.lag is None else line.lag for line in self)
