@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pxrs.errors import BeyondEnd, Fenced, HandlerFailed, Unavailable
+from pxrs.errors import BadSetting, BeyondEnd, Fenced, HandlerFailed, Mismatch, NotFound, Refused, Unavailable
 from pxrs.latch import Nudge
 from pxrs.model import Message
 from pxrs.runtime.deadletters import DeadLetters
-from pxrs.runtime.parking import PARKED_SECONDS, Parking, ends_member, pause_after
+from pxrs.runtime.parking import PARKED_SECONDS, Parking, ends_member, pause_after, refuses_message
 from pxrs.stores.memory import MemoryStore
 
 from .support import PATIENT, Recorder, Site, eventually
@@ -134,6 +134,12 @@ def test_only_identity_set_up_policy_and_a_lost_log_end_a_member() -> None:
     assert ends_member(Fenced("x")) and ends_member(BeyondEnd("x")) and ends_member(HandlerFailed("x"))
     assert ends_member(SystemExit()) and ends_member(KeyboardInterrupt())
     assert not ends_member(Unavailable("x")) and not ends_member(OSError(28, "x")) and not ends_member(ValueError("x"))
+
+
+def test_a_sink_blames_a_message_only_for_what_that_message_holds() -> None:
+    assert refuses_message(Refused("no such type")) and refuses_message(HandlerFailed("too long"))
+    of_the_place = (NotFound("no table"), Mismatch("another one"), BadSetting("wrong"), Unavailable("away"), OSError())
+    assert not any(map(refuses_message, of_the_place))
 
 
 def test_pauses_grow_to_a_limit_and_new_messages_do_not_drive_the_tries() -> None:

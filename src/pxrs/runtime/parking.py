@@ -6,7 +6,20 @@ import logging
 from collections.abc import Callable
 
 from pxrs.clock import Clock
-from pxrs.errors import BadSetting, Closed, Fenced, HandlerFailed, OutOfRange, PxrsError, StopConsuming, Unavailable
+from pxrs.errors import (
+    BadCheckpoint,
+    BadSetting,
+    Closed,
+    Fenced,
+    HandlerFailed,
+    Mismatch,
+    NotFound,
+    OutOfRange,
+    PxrsError,
+    Refused,
+    StopConsuming,
+    Unavailable,
+)
 from pxrs.latch import Nudge
 from pxrs.runtime.gist import error_text
 from pxrs.settings import Settings
@@ -21,10 +34,18 @@ FIRST_SECONDS = 0.1
 _ENDING = (Fenced, Closed, BadSetting, HandlerFailed, OutOfRange, StopConsuming)
 """A lost identity, the end of the consumer, a mistake in its set-up, the policy "stop", a log that was lost."""
 
+_OF_THE_PLACE = (BadSetting, BadCheckpoint, NotFound, Mismatch)
+"""What is refused because of the set-up, or because a table or directory is away or is another one."""
+
 
 def ends_member(error: BaseException) -> bool:
     """Whether an error ends the member. What depends on a message, a sink, a dead letter or a disk does not."""
     return isinstance(error, _ENDING) or not isinstance(error, Exception)
+
+
+def refuses_message(error: BaseException) -> bool:
+    """Whether an error of a sink is about the output of some message, which may be put aside. Else all would fail."""
+    return isinstance(error, Refused | HandlerFailed) and not isinstance(error, _OF_THE_PLACE)
 
 
 def as_trouble(error: Exception) -> PxrsError:
