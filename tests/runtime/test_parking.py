@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pxrs.clock import SystemClock
 from pxrs.errors import BadSetting, BeyondEnd, Fenced, HandlerFailed, Mismatch, NotFound, Refused, Unavailable
 from pxrs.latch import Nudge
 from pxrs.model import Message
@@ -169,6 +170,14 @@ def test_pauses_grow_to_a_limit_and_new_messages_do_not_drive_the_tries() -> Non
     assert clock.now > 0.99 + PARKED_SECONDS, "who does not wait for messages is not woken by them"
     parking.end()
     assert parking.trouble is None
+
+
+def test_who_rings_while_a_partition_waits_is_heard_after_the_wait() -> None:
+    bell, answers = Nudge(), iter([False, True])
+    parking = Parking(0, SystemClock(), bell, lambda: next(answers))
+    bell.set()
+    parking.wait(Unavailable("away"))
+    assert bell.wait(0), "the request to leave, or a new message, is not lost"
 
 
 # ---- a log that does not answer -------------------------------------------------------------------------------------

@@ -88,11 +88,16 @@ class Parking:
         self._rest(pause_after(self._failures), until_change)
 
     def _rest(self, seconds: float, until_change: bool) -> None:
-        """Never shorter than a moment: new messages must not make the tries follow each other at once."""
+        """Never shorter than a moment: new messages must not make the tries follow each other at once.
+
+        Who rang meanwhile is still to be heard: the thread may wait for the bell right after this.
+        """
         clock = self._clock.monotonic
-        deadline, soonest, changed = clock() + seconds, clock() + min(seconds, FIRST_SECONDS), False
-        while not self._is_given_up() and (left := (soonest if changed else deadline) - clock()) > 0:
-            changed = (self._bell.wait(left) and until_change) or changed
+        deadline, soonest, rang = clock() + seconds, clock() + min(seconds, FIRST_SECONDS), False
+        while not self._is_given_up() and (left := (soonest if rang and until_change else deadline) - clock()) > 0:
+            rang = self._bell.wait(left) or rang
+        if rang:
+            self._bell.set()
 
     def end(self) -> None:
         """What the partition waited for works."""
