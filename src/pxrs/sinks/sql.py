@@ -252,6 +252,8 @@ class SqlSink:
             if trouble.sort in (Sort.LOST, Sort.AGAIN, Sort.DENIED):
                 raise
             self._table = None  # it may have changed
+            if trouble.sort is Sort.NO_TABLE:
+                raise NotFound(f"{self._database.address} has no table {self.target} now: {trouble}") from trouble
             raise HandlerFailed(f"table {self.target} does not take the output: {trouble}") from trouble
 
 
