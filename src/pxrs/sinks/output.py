@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pxrs.errors import BadSetting, Unavailable
+from pxrs.errors import BadSetting, Refused, Unavailable
 from pxrs.sinks.disk import raise_of_disk
 from pxrs.sinks.hive import COPYING, NULL
 
@@ -27,11 +27,33 @@ def collected(output: Any, rows: int) -> Any:
     if isinstance(output, pa.RecordBatch):
         output = [output]
     if isinstance(output, list) and all(isinstance(part, pa.RecordBatch) for part in output):
-        return pa.Table.from_batches(output) if output else pa.table({})
+        return _joined(output) if output else pa.table({})
     if isinstance(output, pa.Table):
         return output
     kind = type(output).__name__
     raise BadSetting(f"a sink takes a pyarrow Table, a RecordBatch, a list of them, or a Spark DataFrame, not {kind}")
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.Table:
+    """One table. A column without any value in one batch (Arrow does not know its type then) has that of the others."""
+    first = batches[0].schema
+    for batch in batches[1:]:
+        _check_same_columns(first, batch.schema)
+    try:
+        schema = pa.unify_schemas([batch.schema for batch in batches], promote_options="default")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise Refused(f"{_CHANGED}: {error}. Give the columns their types with a schema") from error
+    return pa.concat_tables([pa.Table.from_batches([b]).select(schema.names).cast(schema) for b in batches])
+
+
+def _check_same_columns(first: pa.Schema, other: pa.Schema) -> None:
+    if first.names != other.names and (
+        sorted(first.names) != sorted(other.names) or len(set(other.names)) < len(other)
+    ):
+        raise Refused(f"{_CHANGED}: {first.names} and {other.names}. Return the same columns for all messages")
+
+
+_CHANGED = "the columns of the output are not the same for all messages"
 
 
 def write_frame(frame: Any, path: str, compression: str, partition_by: Sequence[str] = ()) -> None:

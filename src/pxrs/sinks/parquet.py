@@ -69,6 +69,8 @@ class ParquetSink(StagedSink):
         self._check_columns(output.column_names if isinstance(output, pa.Table) else output.columns)
         make_directories(self.target)
         _check_movable(os.path.dirname(data), self.target)
+        if isinstance(output, pa.Table):
+            output = self._with_types(output)
         if not isinstance(output, pa.Table):
             check_frame(output, self._partition_by)
             write_frame(output, data, self._compression, self._partition_by)
@@ -76,6 +78,15 @@ class ParquetSink(StagedSink):
             with _explained():
                 self._write_table(output, data, f"part-{batch.name}-00000.parquet")
         self._check_files(data)
+
+    def _with_types(self, output: pa.Table) -> pa.Table:
+        """A column in which all is None has no type: it gets that of what is in the directory."""
+        shown = self._shown_schema() if any(map(pa.types.is_null, output.schema.types)) else None
+        for number, field in enumerate(output.schema):
+            if shown is not None and pa.types.is_null(field.type) and field.name in shown.names:
+                values = pa.nulls(output.num_rows, shown.field(field.name).type)
+                output = output.set_column(number, field.name, values)
+        return output
 
     def _check_empty(self, output: pa.Table) -> None:
         self._check_columns(output.column_names)
@@ -140,8 +151,12 @@ class ParquetSink(StagedSink):
 
     def _types_shown(self) -> dict[str, str] | None:
         """The columns of what is in the directory already, written by an earlier run or another group."""
+        shown = self._shown_schema()
+        return None if shown is None else _types_in(shown)
+
+    def _shown_schema(self) -> pa.Schema | None:
         shown = next((path for path in visible_files(self.target) if path.endswith(".parquet")), None)
-        return None if shown is None else _types_of(pq.read_metadata(shown))
+        return None if shown is None else pq.read_metadata(shown).schema.to_arrow_schema()
 
     def _is_shown(self, note: Note, file: str) -> bool:
         return os.path.lexists(os.path.join(note.target, file))
@@ -166,7 +181,11 @@ def _explained() -> Iterator[None]:
 
 
 def _types_of(footer: pq.FileMetaData) -> dict[str, str]:
-    return {field.name: str(field.type) for field in footer.schema.to_arrow_schema()}
+    return _types_in(footer.schema.to_arrow_schema())
+
+
+def _types_in(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
 
 
 def _beside(directory: str) -> str:
