@@ -43,7 +43,7 @@ def test_with_a_handle_every_case() -> None:
             assert step is Step.DROP
         elif mode is Mode.RELEASING:
             assert step is Step.RELEASE, "a release that was sent is sent again, never taken back"
-        elif mode is Mode.ACTIVE and wanted:
+        elif mode is Mode.ACTIVE and wanted and not drained:
             assert step is Step.KEEP
         else:
             assert step is (Step.RELEASE if drained else Step.DRAIN)

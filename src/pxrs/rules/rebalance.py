@@ -34,14 +34,17 @@ class Step(Enum):
 
 
 def next_step(row: Partition, me: Owner, grant: Grant | None, mode: Mode | None, wanted: bool, drained: bool) -> Step:
-    """``wanted``: the target gives it to me and I am not leaving. ``drained``: all that was taken is finished."""
+    """``wanted``: the target gives it to me and I am not leaving. ``drained``: all that was taken is finished.
+
+    An active partition that is drained has nobody who works on it any more: it is given up, and claimed anew.
+    """
     if grant is None:
         return _step_without_handle(row, me, wanted)
     if not ownership.is_mine(row, grant):
         return Step.DROP
     if mode is Mode.RELEASING:
         return Step.RELEASE
-    if mode is Mode.ACTIVE and wanted:
+    if mode is Mode.ACTIVE and wanted and not drained:
         return Step.KEEP
     return Step.RELEASE if drained else Step.DRAIN
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pxrs.errors import Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable
+from pxrs.errors import Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable, Unexpected
 from pxrs.logs.base import Row
 from pxrs.model import Grant, Message
 from pxrs.rules.addressing import Reader, own_part
 from pxrs.runtime import delivery
+from pxrs.runtime.callbacks import tell_assigned, tell_revoked
 from pxrs.runtime.delivery import Context, Parcel
 from pxrs.runtime.gaps import place_in_log, tell_of_gap
 from pxrs.runtime.gist import error_stack, error_text
@@ -29,7 +30,7 @@ from pxrs.runtime.tally import Tally
 
 logger = logging.getLogger("pxrs.consumer")
 
-_LEAVES = (KeyboardInterrupt, SystemExit)
+LEAVES = (KeyboardInterrupt, SystemExit)
 """What a handler raises to end the process. Everything else that it raises, CancelledError too, is its failure."""
 
 
@@ -57,6 +58,7 @@ class Worker:
         self._context = Context(job.member, grant.epoch, 1)
         self._paused = paused
         self._halt = False
+        self._asked = False
         self._begun = False
         self._bell = job.log.nudge()
         self._parking = Parking(grant.partition, job.clock, self._bell, lambda: self._halt)
@@ -70,7 +72,7 @@ class Worker:
 
     def drain(self) -> None:
         """Take nothing more; ``finished`` is set when what runs has ended."""
-        self._halt = True
+        self._halt = self._asked = True
         self._bell.set()
 
     def lose(self) -> None:
@@ -123,12 +125,11 @@ class Worker:
                 raise
 
     def _begin(self) -> None:
-        partition = self.grant.partition
         self.busy_since = self._job.clock.monotonic()
         position = self._first_position()
         self._commit_at = position + self._job.settings.commit_every
         self.position = position
-        self._tell_user(partition, position)
+        tell_assigned(self._job, self.grant, position)
         self.busy_since = None
         self._begun = True
 
@@ -140,14 +141,6 @@ class Worker:
             raise
         self._not_handled = start
         return self._placed(start)
-
-    def _tell_user(self, partition: int, position: int) -> None:
-        """The consumer's own callback is a part of its set-up: if it raises, the consumer ends."""
-        try:
-            if self._job.assigned:
-                self._job.assigned(partition, position, self.grant.epoch)
-        except Exception as error:
-            raise HandlerFailed(f"assigned callback, partition {partition}: {error_text(error)}") from error
 
     def _placed(self, position: int) -> int:
         try:
@@ -168,11 +161,8 @@ class Worker:
 
     def _end(self) -> None:
         try:
-            if self._job.revoked and self._begun:
-                self._job.revoked(self.grant.partition, self.position, self.grant.epoch)
-        except Exception as error:  # a failing callback must not keep the partition from being handed over
-            logger.exception("revoked callback failed for partition %d", self.grant.partition)
-            self._job.fail(HandlerFailed(f"revoked callback, partition {self.grant.partition}: {error_text(error)}"))
+            if self._begun:
+                tell_revoked(self._job, self.grant, self.position)
         finally:
             self.finished = True
             self._job.wake()
@@ -194,6 +184,9 @@ class Worker:
 
     @property
     def trouble(self) -> PxrsError | None:
+        """Why the partition waits. A thread that has ended unasked must not look as if all were well."""
+        if self.finished and not self._asked:
+            return Unexpected("its thread has ended by itself: the partition is given up, and taken again")
         return self._parking.trouble
 
     def _next_batch(self) -> pa.RecordBatch | list[Row] | None:
@@ -254,7 +247,7 @@ class Worker:
             after += 1
             try:
                 handle(message)
-            except _LEAVES:
+            except LEAVES:
                 raise
             except BaseException as error:
                 if not self._rescue(batch, Parcel(message, after - 1, after), error):
@@ -271,7 +264,7 @@ class Worker:
             self.busy_since = job.clock.monotonic()
             try:
                 self._keep(job.handler(parcel.payload, self._context))
-            except _LEAVES:
+            except LEAVES:
                 raise
             except BaseException as error:
                 if not self._rescue(batch, parcel, error):
@@ -349,7 +342,7 @@ class Worker:
         self._tally.retried += 1
         try:
             self._keep(self._job.handler(parcel.payload, self._context._replace(attempt=attempt)))
-        except _LEAVES:
+        except LEAVES:
             raise
         except BaseException as error:
             return error
