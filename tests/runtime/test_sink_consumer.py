@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 from tests.runtime.support import HASTY, PATIENT, eventually
 
 import pxrs
-from pxrs.errors import BadSetting, HandlerFailed, Refused
+from pxrs.errors import BadSetting, HandlerFailed, NotFound, Refused
+from pxrs.runtime.sinkworker import SinkWorker
 from pxrs.sinks import ParquetSink, parquet
 
 Place = tuple[int, int]
@@ -33,14 +35,27 @@ def shown(directory: Path) -> Counter[bytes]:
     return Counter(found.column("value").to_pylist() if found.num_rows else ())
 
 
+class Choosy(ParquetSink):
+    """A sink that refuses one value."""
+
+    def __init__(self, directory: Path, bad: bytes) -> None:
+        super().__init__(directory)
+        self._bad = bad
+
+    def stage(self, batch: Any, output: Any) -> str:
+        if self._bad in pa.Table.from_batches(output).column("value").to_pylist():
+            raise Refused("this cannot be a directory")
+        return super().stage(batch, output)
+
+
 class Shop:
     """A queue in a directory, and consumers with sinks into one other directory."""
 
-    def __init__(self, directory: Path, settings: pxrs.Settings = PATIENT) -> None:
+    def __init__(self, directory: Path, settings: pxrs.Settings = PATIENT, partitions: int = 4) -> None:
         self.url = f"file:{directory}/orders"
         self.out = directory / "out"
         self.settings = settings
-        self.queue = pxrs.open(self.url, partitions=4, settings=settings)
+        self.queue = pxrs.open(self.url, partitions=partitions, settings=settings)
         self.sent: Counter[bytes] = Counter()
         self._queues = [self.queue]
 
@@ -185,14 +200,8 @@ def test_a_parked_partition_is_handed_over_at_what_is_stored(tmp_path: Path) -> 
 
 
 def test_one_message_whose_output_the_sink_refuses_is_put_aside_and_its_neighbours_are_shown(tmp_path: Path) -> None:
-    class Choosy(ParquetSink):
-        def stage(self, batch: Any, output: Any) -> str:
-            if b"13" in pa.Table.from_batches(output).column("value").to_pylist():
-                raise Refused("this cannot be a directory")
-            return super().stage(batch, output)
-
     with Shop(tmp_path, PATIENT.with_(tries=2)) as shop:
-        consumer = shop.consumer("A", sink=Choosy(shop.out))
+        consumer = shop.consumer("A", sink=Choosy(shop.out, b"13"))
         shop.send(4)
         shop.await_shown()
         shop.send(36)
@@ -201,6 +210,92 @@ def test_one_message_whose_output_the_sink_refuses_is_put_aside_and_its_neighbou
         assert [letter.value for letter in letters] == [b"13"] and "cannot be a directory" in letters[0].cause
         eventually(lambda: shop.queue.group("g").describe().total_lag == 0, "all is committed")
         assert consumer.error is None
+
+
+def test_a_message_for_another_group_is_not_processed_when_a_refused_one_is_looked_for(tmp_path: Path) -> None:
+    def fussy(message: pxrs.Message) -> None:
+        if message.value == b"0":
+            raise ValueError("B cannot")
+
+    seen: list[bytes] = []
+
+    def noted(batch: pa.RecordBatch, context: pxrs.Context) -> pa.RecordBatch:
+        seen.extend(batch.column("value").to_pylist())
+        return places_of(batch, context)
+
+    # Stored at offset 2, and then at 6: what is looked through lies between.
+    settings = PATIENT.with_(tries=1, commit_interval_ms=60_000, commit_every=4)
+    with Shop(tmp_path, settings, partitions=1) as shop:
+        shop.send(2)
+        letters = shop.queue.group("b").dead_letters
+        with shop.queue.consumer("b", fussy):
+            eventually(lambda: len(list(letters)) == 1, "B has put it aside")
+        letters.retry()
+        shop.send(3)
+        consumer = shop.consumer("A", noted, Choosy(shop.out, b"3"))
+        shop.await_shown(shop.sent - Counter([b"3"]))
+        assert seen.count(b"0") == 1 and seen.count(b"2") == 2, "the others were looked through again"
+        assert consumer.tally.passed_over == 1
+
+
+def test_a_sink_whose_table_is_away_parks_and_puts_no_message_aside(tmp_path: Path) -> None:
+    class Away(ParquetSink):
+        away = False
+
+        def stage(self, batch: Any, output: Any) -> str:
+            if self.away:
+                raise NotFound("there is no table now")
+            return super().stage(batch, output)
+
+    with Shop(tmp_path) as shop:
+        sink = Away(shop.out)
+        consumer = shop.consumer("A", sink=sink)
+        shop.send(4)
+        shop.await_shown()
+        sink.away = True
+        shop.send(20)
+        eventually(lambda: len(consumer.troubles) == 4, "all partitions wait")
+        sink.away = False
+        shop.await_shown()
+        assert list(shop.queue.group("g").dead_letters) == [] and consumer.error is None
+
+
+def test_staged_output_that_somebody_deleted_parks_the_partition_and_is_written_again(tmp_path: Path) -> None:
+    class Robbed(ParquetSink):
+        robbed = False
+
+        def _write(self, batch: Any, output: Any, data: str) -> None:
+            super()._write(batch, output, data)
+            if self.robbed:
+                shutil.rmtree(tmp_path / "_out.staging")
+                raise OSError(5, "Input/output error")
+
+    with Shop(tmp_path, partitions=1) as shop:
+        sink = Robbed(shop.out)
+        consumer = shop.consumer("A", sink=sink)
+        shop.send(2)
+        shop.await_shown()
+        sink.robbed = True
+        shop.send(3)
+        eventually(lambda: consumer.troubles, "the partition waits")
+        sink.robbed = False
+        (tmp_path / "_out.staging").mkdir()
+        shop.await_shown()
+        eventually(lambda: not consumer.troubles, "it goes on")
+        assert consumer.error is None
+
+
+def test_a_thread_that_ends_by_itself_is_a_trouble_and_its_partition_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Shop(tmp_path, HASTY.with_(poll_ms=400), partitions=1) as shop:
+        with monkeypatch.context() as patch:
+            patch.setattr(SinkWorker, "_loop", lambda worker: None)
+            consumer = shop.consumer("A")
+            eventually(lambda: "has ended" in str(consumer.troubles.get(0)), "it is shown")
+        shop.send(3)
+        shop.await_shown()
+        assert consumer.error is None and not consumer.troubles
 
 
 def test_a_sink_that_has_taken_nothing_yet_parks_what_it_refuses(tmp_path: Path) -> None:
@@ -213,6 +308,58 @@ def test_a_sink_that_has_taken_nothing_yet_parks_what_it_refuses(tmp_path: Path)
         consumer = shop.consumer("A", sink=Wrong(shop.out))
         eventually(lambda: len(consumer.troubles) == 4, "all partitions wait")
         assert list(shop.queue.group("g").dead_letters) == [] and consumer.error is None
+
+
+def test_a_first_message_that_the_sink_refuses_is_put_aside_when_a_later_one_proves_the_sink(tmp_path: Path) -> None:
+    with Shop(tmp_path, PATIENT.with_(tries=1, deliver_rows=1, commit_every=1), partitions=1) as shop:
+        shop.send(1)
+        consumer = shop.consumer("A", sink=Choosy(shop.out, b"0"))
+        eventually(lambda: consumer.troubles, "nothing proves the sink yet")
+        assert list(shop.queue.group("g").dead_letters) == []
+        shop.send(2)
+        shop.await_shown(shop.sent - Counter([b"0"]))
+        assert [letter.value for letter in shop.queue.group("g").dead_letters] == [b"0"] and consumer.error is None
+
+
+def test_a_commit_that_the_database_refuses_is_looked_through_and_ends_nothing(tmp_path: Path) -> None:
+    class Deferred(ParquetSink):
+        """As a table whose rules are checked at the COMMIT."""
+
+        def bind(self, store: Any) -> None:
+            self.bad: set[str] = set()
+
+        def stage(self, batch: Any, output: Any) -> str:
+            note = super().stage(batch, output)
+            if b"1" in pa.Table.from_batches(output).column("value").to_pylist():
+                self.bad.add(note)
+            return note
+
+        def join(self, note: str) -> None:
+            if note in self.bad:
+                raise Refused("a foreign key is broken")
+
+    with Shop(tmp_path, PATIENT.with_(tries=1), partitions=1) as shop:
+        shop.send(4)
+        consumer = shop.consumer("A", sink=Deferred(shop.out))
+        shop.await_shown(shop.sent - Counter([b"1"]))
+        assert [letter.value for letter in shop.queue.group("g").dead_letters] == [b"1"] and consumer.error is None
+
+
+def test_output_of_another_type_is_put_aside_and_a_lone_none_is_not(tmp_path: Path) -> None:
+    def rows(batch: pa.RecordBatch) -> pa.Table:
+        values = [value.decode() for value in batch.column("value").to_pylist()]
+        made = [{"value": v, "n": {"2": None, "3": "three"}.get(v, 1)} for v in values]
+        return pa.Table.from_pylist(made)
+
+    def numbers() -> dict[str, Any]:
+        found = ds.dataset(shop.out, format="parquet").to_table().to_pylist() if shop.out.exists() else []
+        return {row["value"]: row["n"] for row in found}
+
+    with Shop(tmp_path, PATIENT.with_(tries=1, deliver_rows=1, commit_every=5), partitions=1) as shop:
+        shop.send(5)
+        consumer = shop.consumer("A", rows)
+        eventually(lambda: numbers() == {"0": 1, "1": 1, "2": None, "4": 1}, "all but one are shown")
+        assert [letter.value for letter in shop.queue.group("g").dead_letters] == [b"3"] and consumer.error is None
 
 
 def test_a_sink_that_is_set_up_wrongly_ends_the_consumer(tmp_path: Path) -> None:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
-from pxrs.errors import BadSetting, Closed, Fenced, HandlerFailed, OutOfRange, PxrsError, Refused, StopConsuming
+from pxrs.errors import (
+    BadCheckpoint,
+    Closed,
+    Fenced,
+    HandlerFailed,
+    OutOfRange,
+    PxrsError,
+    Refused,
+    StopConsuming,
+    Unavailable,
+)
 from pxrs.model import Batch, Grant, Range
+from pxrs.rules.addressing import Reader, own_rows
 from pxrs.runtime.delivery import Parcel
 from pxrs.runtime.gist import error_text
 from pxrs.runtime.job import Job
-from pxrs.runtime.publishing import Claim, commit_ends, discard_quietly, recover_claimed
+from pxrs.runtime.parking import refuses_message
+from pxrs.runtime.publishing import Claim, commit_ends, discard_quietly, recover_claimed, store_start
 from pxrs.runtime.registry import Changed
-from pxrs.runtime.worker import Worker
+from pxrs.runtime.worker import LEAVES, Worker
 
 logger = logging.getLogger("pxrs.consumer")
+
+PROOF_ROWS = 16
+"""So many messages are tried before a sink counts as one that takes nothing."""
 
 
 class _NotTaken(PxrsError):
@@ -52,6 +68,7 @@ class SinkWorker(Worker):
         self._note = note
         self._outputs: list[pa.RecordBatch] = []
         self._stored = checkpoint
+        self._passed_stored = 0  # of the messages below it, those for other groups
         self._unshown: tuple[str, int] | None = None  # a note that is committed and not published, and its end
         self._number = 0
         self._lost = False
@@ -71,7 +88,7 @@ class SinkWorker(Worker):
         try:
             recover_claimed(self._sink, self._submit, claim)
         except Fenced:  # it has gone to another member before this one could begin
-            self._halt = self._lost = True
+            self.lose()
             return
         super()._begin()
         self._stored = self.position
@@ -139,6 +156,7 @@ class SinkWorker(Worker):
             note, end = self._unshown
             self._sink.publish(note)
             self._stored, self._outputs, self._unshown = end, [], None
+            self._passed_stored = self._tally.passed_over
 
     def _commit(self) -> None:
         assert self._stored is not None and self.position is not None
@@ -148,22 +166,28 @@ class SinkWorker(Worker):
             return
         try:
             outcome = commit_ends(self._submit, self._sink, batch, note, lambda: not self._lost, threading.Event())
+        except (Refused, HandlerFailed) as error:
+            if isinstance(error, BadCheckpoint):
+                raise
+            discard_quietly(self._sink, batch)  # the database has rolled back, and says why
+            raise (_NotTaken(str(error)) if refuses_message(error) else error) from error
         except BaseException:  # committed perhaps: the next owner finds the note, or not; this one must not go on
             self._halt = self._lost = True
             raise
         if outcome.committed:
             self._unshown = note, self.position
+        elif outcome.refused:
+            discard_quietly(self._sink, batch)
+            self._ask_whose(next(iter(outcome.refused.values())))
         else:
-            self._halt = self._lost = True
-            if outcome.refused:
-                discard_quietly(self._sink, batch)
+            self.lose()
 
     def _stage(self, batch: Batch) -> str | None:
         """The note to commit; None if a new owner has cleared the output away."""
         try:
             note = self._sink.stage(batch, self._outputs) if self._outputs else ""
-        except Fenced:
-            self._halt = self._lost = True
+        except Fenced as error:
+            self._ask_whose(error)
             return None
         except Exception as error:
             discard_quietly(self._sink, batch)
@@ -173,11 +197,48 @@ class SinkWorker(Worker):
         self._job.sink_took = self._job.sink_took or bool(note)
         return note or f'{{"batch": "{batch.name}"}}'
 
+    def _ask_whose(self, error: PxrsError) -> None:
+        """The sink says that there is a new owner: if the registry knows of none, output was deleted. Then it waits."""
+        trouble = store_start(self._submit, self.grant, self._stored or 0)
+        if isinstance(trouble, Fenced):
+            self.lose()
+        else:
+            raise trouble or Unavailable(f"{error}; the registry knows no new owner: was it deleted? It is made again")
+
     def _is_refusal(self, error: Exception) -> bool:
         """Whether a message is to blame. A sink that has taken nothing yet may refuse all, so no message is."""
-        if isinstance(error, HandlerFailed):
-            return True
-        return isinstance(error, Refused) and not isinstance(error, BadSetting) and self._job.sink_took
+        return refuses_message(error) and (isinstance(error, HandlerFailed) or self._is_proved())
+
+    def _is_proved(self) -> bool:
+        """Whether the sink takes anything of this consumer. If it has not yet, some of the next messages are tried."""
+        if not self._job.sink_took:
+            with suppress(Exception):  # what cannot be read or tried proves nothing
+                self._job.sink_took = any(map(self._would_take, self._next_singles()))
+        return self._job.sink_took
+
+    def _next_singles(self) -> Iterator[pa.RecordBatch]:
+        """The first messages that are not stored, each alone. A read may return less than it is asked for."""
+        job, first = self._job, self._stored or 0
+        end, reader = first + PROOF_ROWS, Reader(job.log.identity.id, job.group)
+        while first < end and (batch := job.log.read(self.grant.partition, first, end - first)) is not None:
+            first += batch.num_rows
+            own = own_rows(batch, reader)
+            yield from (own.slice(row, 1) for row in range(own.num_rows))
+
+    def _would_take(self, single: pa.RecordBatch) -> bool:
+        """Stage the output of one message, and discard it."""
+        offset = single.column("offset")[0].as_py()
+        batch = self._new_batch(offset, offset + 1)
+        try:
+            output = self._job.handler(single, self._context)
+            made = output.to_batches() if isinstance(output, pa.Table) else [output]
+            return bool(self._sink.stage(batch, made))
+        except LEAVES:
+            raise
+        except BaseException:
+            return False
+        finally:
+            discard_quietly(self._sink, batch)
 
     def _new_batch(self, start: int, end: int) -> Batch:
         self._number += 1
@@ -199,6 +260,7 @@ class SinkWorker(Worker):
         """Process again what is not stored, message by message, each stored alone; raises if it cannot be finished."""
         assert self.position is not None and self._stored is not None
         end, self.position, self._outputs, self._alone = self.position, self._stored, [], True
+        self._tally.passed_over = self._passed_stored
         try:
             while self.position < end and self._sift_some(self.position, end, error):
                 pass
@@ -208,6 +270,7 @@ class SinkWorker(Worker):
             raise _Rewound
 
     def _sift_some(self, first: int, end: int, error: _NotTaken) -> bool:
+        """Some of the messages that are this group's. False: it cannot go on here."""
         try:
             batch = self._job.log.read(self.grant.partition, first, end - first)
         except OutOfRange:  # deleted meanwhile: who reads next says what becomes of it
@@ -217,7 +280,9 @@ class SinkWorker(Worker):
             return not self._halt
         if batch is None:
             return False
-        return self._rescue_one_by_one(batch, Parcel(batch, first, first + batch.num_rows), error)
+        own: pa.RecordBatch = self._own(batch)
+        first = self.position or 0
+        return not own.num_rows or self._rescue_one_by_one(own, Parcel(own, first, first + own.num_rows), error)
 
     def _try_again(self, parcel: Parcel, attempt: int) -> BaseException | None:
         found = super()._try_again(parcel, attempt)
