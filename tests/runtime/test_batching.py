@@ -760,3 +760,27 @@ def test_shares_of_a_range_that_changed_hands_are_not_taken() -> None:
         eventually(lambda: len(engine.shares.takeable()) == 4, "all starts are known")
         stale = Range(0, 0, 5, epoch=0)
         assert engine.shares.take([stale]) == ()
+
+
+def test_a_half_that_is_committed_and_not_shown_yet_is_not_overwritten_by_the_next() -> None:
+    failures = ["No space left on device"]
+
+    def fail_once() -> None:
+        if failures:
+            raise OSError(28, failures.pop())
+
+    with Yard(1, PATIENT.with_(tries=1)) as yard:
+
+        def fussy(batch: Batch) -> list[Place]:
+            if (0, 6) in places(batch):
+                raise ValueError("message 6 is bad")
+            return yard.record(batch)
+
+        yard.site.send(8)
+        yard.sink.before_publish = fail_once
+        engine = yard.engine("A", fussy, sink=yard.sink)
+        yard.await_end()
+        wanted = yard.all_places() - Counter([(0, 6)])
+        eventually(lambda: Counter(yard.sink.shown) == wanted, "all but the bad one is shown, once")
+        assert [letter.offset for letter in engine.group.dead_letters] == [6]
+        assert engine.life.error is None

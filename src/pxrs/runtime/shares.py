@@ -184,6 +184,7 @@ class Shares:
             for grant in grants:
                 share = self._find(grant)
                 if share is not None:
+                    assert not share.unshown, f"partition {grant.partition}: {share.unshown} is not shown yet"
                     share.unshown = note
 
     def shown(self, partitions: Iterable[int], note: str) -> None:
@@ -204,12 +205,15 @@ class Shares:
 
     def _is_free(self, part: Range) -> bool:
         share = self._shares.get(part.partition)
-        return share is not None and share.grant.epoch == part.epoch and not share.draining and not share.paused
+        if share is None or share.grant.epoch != part.epoch:
+            return False
+        return not (share.draining or share.paused or share.unshown)
 
     def is_wanted(self, part: Range) -> bool:
         """Whether this part of a batch is still ours, is the next one there, and nobody waits for its partition.
 
-        The next one: if what comes before it was refused, to go on behind it would skip that for ever.
+        The next one: if what comes before it was refused, to go on behind it would skip that for ever. If what comes
+        before it is committed and not shown, its commit would overwrite the note that says what is to be shown.
         """
         with self._lock:
             return not self._halted and self._is_free(part) and self._shares[part.partition].position == part.start
