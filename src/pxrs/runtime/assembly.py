@@ -10,7 +10,10 @@ from typing import Any
 from pxrs.clock import Clock
 from pxrs.errors import PxrsError
 from pxrs.logs.base import Log
-from pxrs.model import Batch, Owner
+from pxrs.model import Batch, Owner, Range
+from pxrs.runtime import delivery
+from pxrs.runtime.delivery import Context
+from pxrs.runtime.gist import error_stack, gist
 from pxrs.runtime.job import DeadLetterBox
 from pxrs.runtime.publishing import Claim, Submit, recover_claimed
 from pxrs.runtime.report import Report
@@ -44,6 +47,8 @@ class Assembly:
     report: Report
     max_partitions: int
     """How many partitions one commit can hold."""
+    as_raised: Callable[[BaseException], BaseException] = lambda error: error
+    """What an error of the engine comes down to, if the error of a task arrives as another one."""
     ends: Mapping[int, int] | None = None
     """Where each partition ends for this loop; None: where its log ends, and that may grow."""
     is_over: Callable[[], bool] = lambda: False
@@ -63,6 +68,14 @@ class Assembly:
             claim = Claim(self.log.identity, self.group, share.grant, share.note, start)
             recover_claimed(self.sink, self.submit, claim)
         return start()
+
+    def keep_letter(self, part: Range, error: BaseException, tries: int) -> None:
+        """Put the one message of this range into the dead letters."""
+        found = self.log.read(part.partition, part.start, 1)
+        assert found is not None
+        message = delivery.message_at(found, part.start, part.partition)
+        context = Context(self.owner.id, part.epoch, tries)
+        self.dead_letters.keep(message, gist(error), error_stack(error), tries, context)
 
 
 def batch_facts(batch: Batch, outcome: str, began: float, executed: float, now: float) -> dict[str, Any]:

@@ -7,19 +7,29 @@ commits go through ``submit``, so the same loop serves a member of a group and a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pxrs import errors
-from pxrs.errors import BadSetting, Closed, Damaged, Fenced, HandlerFailed, OutOfRange, PxrsError, Refused, Unavailable
+from pxrs.errors import (
+    BadSetting,
+    Closed,
+    Damaged,
+    Fenced,
+    HandlerFailed,
+    OutOfRange,
+    PxrsError,
+    Refused,
+    StopConsuming,
+    Unavailable,
+)
+from pxrs.logs.reading import ReadFailed
 from pxrs.model import Batch, Grant, Range
 from pxrs.rules.batches import GROWTH, Pace, halves, share_out
-from pxrs.runtime import delivery
 from pxrs.runtime.assembly import Assembly, batch_facts
-from pxrs.runtime.delivery import Context
+from pxrs.runtime.batch_errors import CannotWrite, as_refusal, can_answer, nothing_to_publish, stage_output, unreadable
 from pxrs.runtime.gaps import has_expired, place_in_log, tell_of_gap
-from pxrs.runtime.gist import error_stack, error_text, gist
+from pxrs.runtime.gist import error_text, gist
 from pxrs.runtime.parking import as_trouble, back_off_seconds, ends_member
 from pxrs.runtime.publishing import NobodyCommits, Outcome, commit_ends, discard_quietly, store_start
 from pxrs.runtime.shares import Share
@@ -128,6 +138,13 @@ class BatchLoop:
         if self._a.shares.park(partition, trouble):
             logger.error("partition %d waits: %s", partition, error_text(trouble))
 
+    def _park_unread(self, troubles: Mapping[int, Exception]) -> None:
+        """These partitions wait for their log, whatever a function has said of it."""
+        for partition, trouble in troubles.items():
+            if isinstance(trouble, Unavailable | OSError):
+                self._a.shares.blindness.saw(False)
+            self._park(partition, trouble)
+
     def _watch(self) -> None:
         """Be woken by new messages of the partitions in hand, and of no others."""
         held = self._a.shares.takeable()
@@ -140,8 +157,8 @@ class BatchLoop:
     def _plan(self) -> list[Range]:
         waiting: dict[Grant, tuple[int, int]] = {}
         takeable = self._a.shares.takeable()
-        if not takeable:
-            self._look()
+        if not takeable:  # it must know too whether it could read one: else it would be given some, or none
+            self._a.shares.blindness.saw(can_answer(self._a.log))
         for grant, position in takeable.items():
             try:
                 found = self._waiting(grant, position)
@@ -157,14 +174,6 @@ class BatchLoop:
         shares = share_out({g.partition: waiting[g][1] - waiting[g][0] for g in chosen}, self.pace.rows)
         starts = {g: waiting[g][0] for g in chosen if g.partition in shares}
         return [Range(g.partition, start, start + shares[g.partition], g.epoch) for g, start in starts.items()]
-
-    def _look(self) -> None:
-        """Whoever holds no partition must know too whether it could read one: else it would be given some, or none."""
-        try:
-            self._a.log.bounds(0)
-            self._a.shares.blindness.saw(True)
-        except Exception:
-            self._a.shares.blindness.saw(False)
 
     def _waiting(self, grant: Grant, position: int) -> tuple[int, int] | None:
         """What a partition has to offer, behind what was deleted meanwhile; None if that cannot be stored."""
@@ -230,29 +239,39 @@ class BatchLoop:
         began = self._a.clock.monotonic()
         try:
             note = self._stage(batch, self._a.execute(batch))
-            self._sink_took = True
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
             discard_quietly(self._a.sink, batch)
-            return self._judge(batch, error, began)
-        self._commit(batch, note, began, self._a.clock.monotonic())
+            return self._judge(batch, self._a.as_raised(error), began)
+        try:
+            self._commit(batch, note, began, self._a.clock.monotonic())
+        except (Refused, HandlerFailed) as error:  # a database looks at some rules at the commit only
+            refusal = as_refusal(error)
+            discard_quietly(self._a.sink, batch)
+            return self._judge(batch, refusal, began)
+        self._sink_took = self._sink_took or note is not None
         return None
 
     def _judge(self, batch: Batch, error: BaseException, began: float) -> BaseException | None:
         """What became of a batch that has failed: the error if it is for its messages to answer for, else None."""
-        if isinstance(error, errors.StopConsuming) or "StopConsuming" in gist(error):
-            self._a.stop()  # raised in a task, it arrives as an error of Spark
+        if isinstance(error, StopConsuming):
+            self._a.stop()
         elif isinstance(error, Fenced):  # a new owner of one of its partitions has cleared the output away
             logger.warning("batch %d was refused: %s", batch.number, error)
             self._tell("refused", batch, began, began)
         elif has_expired(self._a.log, batch.ranges):
             pass  # deleted after it was planned: the next plan says what becomes of it
-        elif isinstance(error, _CannotWrite):
+        elif isinstance(error, ReadFailed):
+            found = batch.partitions if error.partition is None else [error.partition]
+            self._park_unread(dict.fromkeys(found, error.trouble))
+        elif isinstance(error, CannotWrite):
             for partition in batch.partitions:
                 self._park(partition, error.trouble)
         elif isinstance(error, Closed | BadSetting) or self._a.is_fatal(error):
             raise HandlerFailed(f"batch {batch.number} cannot be executed: {gist(error)}") from error
+        elif away := unreadable(self._a.log, batch.ranges):
+            self._park_unread(away)  # what the function says meanwhile may come of that
         else:
             logger.warning("batch %d failed at try %d: %s", batch.number, batch.attempt, gist(error))
             self._tell("failed", batch, began, began, error=gist(error))
@@ -262,12 +281,8 @@ class BatchLoop:
     def _stage(self, batch: Batch, output: Any) -> str | None:
         if self._a.sink is None:
             return None
-        try:
-            note = self._a.sink.stage(batch, output)
-        except (OSError, Unavailable, Damaged) as error:  # the disk's fault, not the messages'
-            raise _CannotWrite(as_trouble(error)) from error
         # Never empty: by its note a commit is recognised whose answer was lost.
-        return note or _nothing(batch)
+        return stage_output(self._a.sink, batch, output) or nothing_to_publish(batch)
 
     def _commit(self, batch: Batch, note: str | None, began: float, executed: float) -> None:
         a = self._a
@@ -366,11 +381,7 @@ class BatchLoop:
         """Into the dead letters; where these cannot be written, the partition waits."""
         a = self._a
         try:
-            found = a.log.read(part.partition, part.start, 1)
-            assert found is not None
-            message = delivery.message_at(found, part.start, part.partition)
-            context = Context(a.owner.id, part.epoch, tries)
-            a.dead_letters.keep(message, gist(error), error_stack(error), tries, context)
+            a.keep_letter(part, error, tries)
         except OutOfRange:
             return False  # deleted meanwhile: the next plan says what becomes of it
         except Exception as trouble:
@@ -381,19 +392,6 @@ class BatchLoop:
 
     def _pass_over(self, part: Range) -> None:
         batch = self._new_batch((part,))
-        note = _nothing(batch) if self._a.sink is not None else None
+        note = nothing_to_publish(batch) if self._a.sink is not None else None
         now = self._a.clock.monotonic()
         self._commit(batch, note, now, now)
-
-
-class _CannotWrite(PxrsError):
-    """The output cannot be written, whatever the messages are."""
-
-    def __init__(self, trouble: PxrsError) -> None:
-        super().__init__(str(trouble))
-        self.trouble = trouble
-
-
-def _nothing(batch: Batch) -> str:
-    """The note of a batch that has nothing to publish."""
-    return f'{{"batch": "{batch.name}"}}'

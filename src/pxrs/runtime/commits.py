@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import NamedTuple
 
-from pxrs.errors import BadCheckpoint, Closed, Fenced, PxrsError, WentBack
+from pxrs.errors import BadCheckpoint, Closed, Fenced, HandlerFailed, PxrsError, Refused, WentBack
 from pxrs.model import Grant, Partition
 from pxrs.rules.commits import CommitPolicy
 from pxrs.rules.rebalance import Mode
@@ -104,6 +104,8 @@ class Commits:
     def _hear(self, asked: Submitted, error: PxrsError) -> None:
         if isinstance(error, Fenced) and error.by_seek:
             return  # an operator has moved it: the row tells, when it is read again
+        if isinstance(error, Refused | HandlerFailed):
+            return  # of a sink that writes into the registry's own database: the registry has answered
         if isinstance(error, Fenced):
             member = next(iter(asked.positions)).owner.id
             self._report("refused", {"member": member, "partition": None, "error": str(error)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log
+from pxrs.logs.reading import ReadFailed, reading
 from pxrs.model import Range
 from pxrs.rules.addressing import Reader, own_rows
 from pxrs.spark.classic import check_session
@@ -45,7 +47,8 @@ def frame(
     read by one task; ``tasks`` limits how many there are (default: as many as run at once).
     """
     check_session(spark, "frame")
-    return group_frame(spark, queue, ranges, None, columns, map_arrow, schema, tasks)
+    with _as_it_is():
+        return group_frame(spark, queue, ranges, None, columns, map_arrow, schema, tasks)
 
 
 def group_frame(
@@ -62,12 +65,13 @@ def group_frame(
     log = log_of(queue)
     names = check_columns(columns)
     output = output_schema(names, map_arrow, schema)
-    wanted = check_ranges(log, ranges)
-    if not wanted or not _can_give_pieces(log, wanted[0]):
-        reading = Reading(log.identity.name, names, to_arrow(output), reader)
-        table, _ = _read_here(log, wanted, reading, map_arrow)
+    most = spark.sparkContext.defaultParallelism if tasks is None else tasks
+    with reading():
+        wanted = check_ranges(log, ranges)
+        plan = plan_of(log, wanted, names, most) if wanted and _can_give_pieces(log, wanted[0]) else None
+    if plan is None:
+        table, _ = _read_here(log, wanted, Reading(log.identity.name, names, to_arrow(output), reader), map_arrow)
         return spark.createDataFrame(table, schema=output)
-    plan = plan_of(log, wanted, names, spark.sparkContext.defaultParallelism if tasks is None else tasks)
     plan = plan._replace(reader=reader)
     return _load(spark, plan, output, map_arrow) if map_arrow is not None else _mixed(spark, plan, output)
 
@@ -112,7 +116,8 @@ def arrow_of(
     schema: Schema | None = None,
 ) -> pa.Table:
     """What ``frame`` would hold, read in this process: quicker for few messages. One chunk, copied out of the log."""
-    return group_table(log_of(queue), ranges, None, columns, map_arrow, schema)[0]
+    with _as_it_is():
+        return group_table(log_of(queue), ranges, None, columns, map_arrow, schema)[0]
 
 
 def group_table(
@@ -126,7 +131,18 @@ def group_table(
     """The same for a group, without what it passes over, and how many messages that were."""
     names = check_columns(columns)
     output = to_arrow(output_schema(names, map_arrow, schema))
-    return _read_here(log, check_ranges(log, ranges), Reading(log.identity.name, names, output, reader), map_arrow)
+    with reading():
+        wanted = check_ranges(log, ranges)
+    return _read_here(log, wanted, Reading(log.identity.name, names, output, reader), map_arrow)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    """Who asked for messages, and runs no loop, gets the error of the log itself."""
+    try:
+        yield
+    except ReadFailed as error:
+        raise error.trouble from error
 
 
 def log_of(queue: Queue | Log) -> Log:
@@ -158,12 +174,12 @@ def _pickled(map_arrow: MapArrow) -> bytes:
 # ---- reading in this process -----------------------------------------------------------------------------------------
 
 
-def _read_here(log: Log, wanted: Iterable[Range], reading: Reading, map_arrow: MapArrow | None) -> tuple[pa.Table, int]:
+def _read_here(log: Log, wanted: Iterable[Range], given: Reading, map_arrow: MapArrow | None) -> tuple[pa.Table, int]:
     slices = (Slice(*part) for part in wanted)
-    stored = Stored(log, reading.reader)
-    batches = list(batches_of(reading, slices, stored, map_arrow))
+    stored = Stored(log, given.reader)
+    batches = list(batches_of(given, slices, stored, map_arrow))
     # Spark's way into the JVM stumbles over slices with columns that are all null, and over columns with no chunk.
-    whole = joined(batches, reading.schema) if batches else pa.RecordBatch.from_pylist([], schema=reading.schema)
+    whole = joined(batches, given.schema) if batches else pa.RecordBatch.from_pylist([], schema=given.schema)
     return pa.Table.from_batches([whole]), stored.passed_over
 
 
@@ -178,7 +194,8 @@ class Stored:
     def __call__(self, part: Slice) -> Iterator[pa.RecordBatch]:
         offset = part.start
         while offset < part.end:
-            batch = self._log.read(part.partition, offset, part.end - offset)
+            with reading(part.partition):
+                batch = self._log.read(part.partition, offset, part.end - offset)
             assert batch is not None, "the range was checked against the end of the log"
             own = batch if self._reader is None else own_rows(batch, self._reader)
             self.passed_over += batch.num_rows - own.num_rows

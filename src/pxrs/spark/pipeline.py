@@ -34,6 +34,7 @@ from pxrs.settings import Settings
 from pxrs.spark.classic import check_session
 from pxrs.spark.progress import live_line
 from pxrs.spark.runner import Process, Runner, about
+from pxrs.spark.task_errors import as_raised
 
 if TYPE_CHECKING:
     from pxrs.spark.frame import Schema
@@ -235,6 +236,7 @@ class Pipeline:
             execute=self._runner.execute,
             is_fatal=self._runner.is_fatal,
             probe=self._runner.probe,
+            as_raised=as_raised,
             sink=sink,
             submit=life.submit,
             start_at=lambda partition: start_of(self._group, start, partition),

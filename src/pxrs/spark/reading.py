@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pxrs.errors import HandlerFailed, Refused
 from pxrs.logs.pieces import read_range
+from pxrs.logs.reading import reading_each
 from pxrs.rules.addressing import Reader, own_rows
 from pxrs.spark.columns import Shaper, schema_of
 from pxrs.spark.plan import Slice
@@ -73,10 +74,9 @@ class TaskReader:
 
     def _stored(self, part: Slice) -> Iterator[pa.RecordBatch]:
         columns, reader = self.reading.columns, self.reading.reader
-        if reader is None:
-            return read_range(part.pieces, part.start, part.end, columns)
-        found = read_range(part.pieces, part.start, part.end, (*columns, "headers"))  # these say for whom a message is
-        return (own_rows(batch, reader) for batch in found)
+        wanted = columns if reader is None else (*columns, "headers")  # these say for whom a message is
+        found = reading_each(part.partition, read_range(part.pieces, part.start, part.end, wanted))
+        return found if reader is None else (own_rows(batch, reader) for batch in found)
 
 
 def arrived(reading: Reading, function: bytes | None = None) -> TaskReader:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log
+from pxrs.logs.reading import reading
 from pxrs.model import Batch
 from pxrs.rules.addressing import Reader
 from pxrs.runtime.delivery import taking
@@ -83,7 +84,8 @@ class Runner:
 
     def _is_small(self, batch: Batch) -> bool:
         try:
-            pieces = [p for r in batch.ranges for p in self._log.pieces(r.partition, r.start, r.end)]
+            with reading():
+                pieces = [p for r in batch.ranges for p in self._log.pieces(r.partition, r.start, r.end)]
         except Refused:
             return True  # a log in memory is read in this process, or not at all
         return batch.rows <= self._fast_rows and sum(piece.length for piece in pieces) <= FAST_BYTES
