@@ -784,3 +784,34 @@ def test_a_half_that_is_committed_and_not_shown_yet_is_not_overwritten_by_the_ne
         eventually(lambda: Counter(yard.sink.shown) == wanted, "all but the bad one is shown, once")
         assert [letter.offset for letter in engine.group.dead_letters] == [6]
         assert engine.life.error is None
+
+
+def test_a_loop_that_owes_output_is_not_over_and_shows_it_at_its_end() -> None:
+    away = {"now": True}
+
+    def fail() -> None:
+        if away["now"]:
+            raise Unavailable("the output is away")
+
+    with Yard(2) as yard:
+        yard.site.send(10)
+        yard.sink.before_publish = fail
+        asked: list[int] = []
+        engine = Engine(yard.site.open(MemoryStore(yard.site.table)), "A", yard.record, yard.sink)
+
+        def is_over() -> bool:
+            asked.append(1)
+            return yard.site.lag() == 0
+
+        engine.parts.is_over = is_over
+        yard.engines["A"] = engine.start()
+        eventually(lambda: len(engine.shares.troubles()) == 2 and yard.site.lag() == 0, "all is committed, and waits")
+        asked.clear()
+        engine.shares.bell.set()
+        eventually(lambda: not engine.shares.bell.is_set(), "it has looked again")
+        assert asked == [] and engine.shares.owes_output() and not engine.life.stopping
+        engine.shares.park(0, Unavailable("for long"))
+        engine.shares.park(1, Unavailable("for long"))
+        away["now"] = False
+        engine.stop()
+        assert Counter(yard.sink.shown) == yard.all_places(), "the stop has shown it, not the next owner"

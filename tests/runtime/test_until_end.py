@@ -204,3 +204,51 @@ def test_drain_refuses_async_handlers(queue: pxrs.Queue) -> None:
 
     with pytest.raises(BadSetting, match="is async: it would return before its work is done; use def"):
         drain(queue, "g", handle)
+
+
+# ---- output that is committed and not shown --------------------------------------------------------------------------
+
+
+class Full(ParquetSink):
+    """A disk that is full when output is to be shown."""
+
+    full = True
+
+    def publish(self, note: str) -> None:
+        if self.full and note:
+            raise Unavailable("No space left on device")
+        super().publish(note)
+
+
+def sinking(queue: pxrs.Queue, sink: ParquetSink, member: str = "A") -> pxrs.Consumer:
+    return queue.consumer("g", lambda batch: batch.select(["value"]), member, deliver="arrow", sink=sink)
+
+
+@pytest.fixture
+def single() -> Iterator[pxrs.Queue]:
+    with pxrs.open("memory:", partitions=1, settings=PATIENT) as queue:
+        send(queue, 1)
+        yield queue
+
+
+def test_it_waits_as_long_as_output_is_committed_and_not_shown(single: pxrs.Queue, tmp_path: Path) -> None:
+    sink = Full(tmp_path / "out")
+    consumer = sinking(single, sink)
+    thread = in_thread(consumer)
+    eventually(lambda: consumer.troubles and lag(single) == 0, "all is committed, and waits")
+    line = FinishLine(single.group("g"), SystemClock())
+    assert set(line.left(consumer) or {}) == {0} and thread.is_alive()
+    sink.full = False
+    thread.join(DEADLINE)
+    assert not thread.is_alive() and ds.dataset(tmp_path / "out").to_table().num_rows == 1
+
+
+def test_the_next_run_shows_what_a_stop_left_unshown(single: pxrs.Queue, tmp_path: Path) -> None:
+    consumer = sinking(single, Full(tmp_path / "out")).start()
+    line = FinishLine(single.group("g"), SystemClock())
+    eventually(lambda: consumer.troubles and lag(single) == 0, "all is committed, and waits")
+    consumer.stop()
+    with pytest.raises(Unavailable, match=r"partitions 0 is committed, and could not be shown; run it again"):
+        line.confirm(consumer.unshown)
+    sinking(single, ParquetSink(tmp_path / "out"), "B").run(until_end=True)
+    assert ds.dataset(tmp_path / "out").to_table().num_rows == 1

@@ -31,7 +31,7 @@ from pxrs.runtime.batch_errors import CannotWrite, as_refusal, can_answer, nothi
 from pxrs.runtime.gaps import has_expired, place_in_log, tell_of_gap
 from pxrs.runtime.gist import error_text, gist
 from pxrs.runtime.parking import as_trouble, back_off_seconds, ends_member
-from pxrs.runtime.publishing import NobodyCommits, Outcome, commit_ends, discard_quietly, store_start
+from pxrs.runtime.publishing import NobodyCommits, Outcome, commit_ends, discard_quietly, show_last, store_start
 from pxrs.runtime.shares import Share
 
 __all__ = ["Assembly", "BatchLoop"]
@@ -64,6 +64,7 @@ class BatchLoop:
         try:
             while not self._a.is_stopping():
                 self._try_step()
+            show_last(self._a.sink, self._a.shares.left_unshown())
         except NobodyCommits:
             pass
         except PxrsError as error:
@@ -95,7 +96,7 @@ class BatchLoop:
         ranges = shares.take(self._plan())
         if ranges:
             self._work_off(ranges)
-        elif self._a.is_over():
+        elif not shares.owes_output() and self._a.is_over():
             self._a.stop()
         elif shares.bell.wait(self._idle_seconds()):
             self._a.pause.wait(_GATHER_SECONDS)

@@ -63,7 +63,7 @@ class Consumer:
             self._membership.wait()
         self.check()
         if line is not None and is_through:
-            line.confirm()
+            line.confirm(self.unshown)
 
     def stop(self, timeout: float | None = None) -> None:
         """Leave cleanly: drain, flush, release; the others see it at once. Blocks until done."""
@@ -102,6 +102,15 @@ class Consumer:
     def where(self, partition: int) -> int | None:
         """The next offset of a partition; None if it is not in this consumer's hands."""
         return self._workforce.where(partition)
+
+    def done(self, partition: int) -> int | None:
+        """As ``where``, without output that waits for its sink; None also until the partition is begun."""
+        return self._workforce.done(partition)
+
+    @property
+    def unshown(self) -> dict[int, int]:
+        """Partitions that it gave up with output that is not shown, with the epoch. Their next owner shows it."""
+        return dict(self._workforce.unshown)
 
     @property
     def troubles(self) -> dict[int, PxrsError]:

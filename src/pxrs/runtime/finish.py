@@ -32,6 +32,12 @@ class Running(Protocol):
     def where(self, partition: int) -> int | None:
         """Its position, None if it does not work on this partition."""
 
+    def done(self, partition: int) -> int | None:
+        """Up to where all is done, output that waits for its sink left out; None if it is not begun here."""
+
+    @property
+    def member_id(self) -> str: ...
+
     @property
     def troubles(self) -> Mapping[int, PxrsError]: ...
 
@@ -71,19 +77,33 @@ class FinishLine:
 
     def left(self, member: Running) -> dict[int, Partition] | None:
         """The partitions that are not through, with their rows; None if the registry does not answer now."""
-        open_here = [p for p, end in self._ends.items() if (member.where(p) or 0) < end]
+        here = {p: member.done(p) for p in self._ends}
+        open_here = [p for p, end in self._ends.items() if (here[p] or 0) < end]
         try:
-            return self._short(open_here)[0] if open_here else {}
+            rows = self._rows(open_here)
         except PxrsError:
             return None
+        short = self._short(rows)[0]
+        unshown = {p: row for p, row in rows.items() if owes_output(row, member.member_id, here[p])}
+        return short | {p: row for p, row in unshown.items() if row.position >= self._ends[p]}
 
-    def confirm(self) -> None:
-        """After the leave: what counted because it was done here must be stored by now."""
-        left, paused = self._short(list(self._ends))
+    def confirm(self, unshown: Mapping[int, int] | None = None) -> None:
+        """After the leave: what counted because it was done here must be stored and shown by now.
+
+        ``unshown``: partitions that were given up with output that is not shown, and under which epoch.
+        """
+        rows = self._rows(list(self._ends))
+        left, paused = self._short(rows)
+        hidden = [p for p, epoch in (unshown or {}).items() if p in rows and _is_still_left(rows[p], epoch)]
         if left:
             raise Unavailable(
                 f"group {self._group.name!r}: partitions {ranges(sorted(left))} were taken away before their end was "
                 "committed; run it again"
+            )
+        if hidden:
+            raise Unavailable(
+                f"group {self._group.name!r}: the output of partitions {ranges(sorted(hidden))} is committed, and "
+                "could not be shown; run it again when the sink works"
             )
         if paused:
             logger.warning(
@@ -107,11 +127,30 @@ class FinishLine:
         at = f"partition {row.number} at {row.position if here is None else here} of {self._ends[row.number]} ({owner})"
         return f"{at}, held up: {trouble}" if trouble else at
 
-    def _short(self, partitions: list[int]) -> tuple[dict[int, Partition], list[int]]:
-        """Of these partitions the rows that are not at their end, and the numbers of those that are paused there."""
-        held = self._group.registry.read_partitions(partitions)
-        short = {p: held[p].row for p in partitions if held[p].row.position < self._ends[p]}
+    def _rows(self, partitions: list[int]) -> dict[int, Partition]:
+        held = self._group.registry.read_partitions(partitions) if partitions else {}
+        return {p: held[p].row for p in partitions}
+
+    def _short(self, rows: Mapping[int, Partition]) -> tuple[dict[int, Partition], list[int]]:
+        """Of these the rows that are not at their end, and the numbers of those that are paused there."""
+        short = {p: row for p, row in rows.items() if row.position < self._ends[p]}
         return {p: row for p, row in short.items() if not row.paused}, [p for p, row in short.items() if row.paused]
+
+
+def owes_output(row: Partition, me: str, here: int | None) -> bool:
+    """Whether what this row's note names may be committed and not shown; ``here``: what is done by ``me``, if begun.
+
+    Whoever claims a partition shows what its note names, first of all. So one without an owner may owe it, and one
+    that is in these hands owes it until all is done; for those of other members these see to it.
+    """
+    if not row.note or (row.paused and here is None):
+        return False
+    return row.owner is None or (row.owner.id == me and (here is None or here < row.position))
+
+
+def _is_still_left(row: Partition, epoch: int) -> bool:
+    """Whether nobody has claimed it since it was given up under this epoch: giving up has moved it on by one."""
+    return bool(row.note) and row.owner is None and row.epoch == epoch + 1
 
 
 class _Quiet:

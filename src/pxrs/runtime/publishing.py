@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,9 +12,13 @@ from dataclasses import dataclass
 from pxrs.errors import Closed, Conflict, Fenced, PxrsError, Unavailable, Unknown
 from pxrs.logs.base import LogIdentity
 from pxrs.model import Batch, Grant
+from pxrs.runtime.gist import error_text
 from pxrs.runtime.registry import Changed
 from pxrs.runtime.rows import Held
 from pxrs.runtime.sink import Join, Overtaken, Sink, joining
+from pxrs.views.tables import ranges
+
+logger = logging.getLogger("pxrs.pipeline")
 
 Submit = Callable[[Mapping[Grant, int], str | None, bool, Join | None], Future[Changed]]
 
@@ -72,6 +77,17 @@ def discard_quietly(sink: Sink | None, batch: Batch) -> None:
     if sink is not None:
         with suppress(Exception):
             sink.discard(batch)
+
+
+def show_last(sink: Sink | None, left: Mapping[str, Sequence[int]]) -> None:
+    """At the end of a member: publish once more what it leaves unshown. The next owner shows what this cannot."""
+    for note, partitions in left.items():
+        try:
+            assert sink is not None
+            sink.publish(note)
+        except Exception as error:
+            text = "partitions %s are given up with output that is committed and not shown; the next owner shows it: %s"
+            logger.error(text, ranges(sorted(partitions)), error_text(error))
 
 
 def _ask(

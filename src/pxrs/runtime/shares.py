@@ -50,6 +50,7 @@ class Shares:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._shares: dict[int, Share] = {}
+        self._left: dict[int, str] = {}
         self._running: frozenset[Grant] = frozenset()
         self.blindness = Blindness(self.clock, self.settings)
         self._busy_since: float | None = None
@@ -63,6 +64,7 @@ class Shares:
     def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:
         with self._lock:
             self._shares[grant.partition] = Share(grant, checkpoint, paused, note)
+            self._left.pop(grant.partition, None)
         self.bell.set()
 
     def position(self, partition: int) -> int | None:
@@ -78,9 +80,11 @@ class Shares:
             share = self._shares[partition]
             return share.draining and share.grant not in self._running
 
-    def stop(self, partition: int, lost: bool) -> None:  # noqa: ARG002 - a batch that lost a part hears it at its commit
+    def stop(self, partition: int, lost: bool) -> None:
         with self._lock:
-            del self._shares[partition]
+            share = self._shares.pop(partition)
+            if share.unshown and not lost:
+                self._left[partition] = share.unshown
         self.bell.set()
 
     def pause(self, partition: int, paused: bool) -> None:
@@ -149,6 +153,20 @@ class Shares:
             if share.unshown:
                 found.setdefault(share.unshown, []).append(share.grant.partition)
         return found
+
+    def owes_output(self) -> bool:
+        """Whether output is committed and perhaps not shown: made here, or left by a last owner and not looked at."""
+        with self._lock:
+            return any(share.unshown or (share.note and not share.ready) for share in self._shares.values())
+
+    def left_unshown(self) -> dict[str, list[int]]:
+        """Committed notes that this member leaves unshown, each with its partitions; not those of a lost life."""
+        with self._lock:
+            here = {} if self._halted else {p: share.unshown for p, share in self._shares.items() if share.unshown}
+            found: dict[str, list[int]] = {}
+            for partition, note in (self._left | here).items():
+                found.setdefault(note, []).append(partition)
+            return found
 
     def _takeable(self) -> list[Share]:
         now = self.clock.monotonic()

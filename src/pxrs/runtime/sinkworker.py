@@ -67,7 +67,7 @@ class SinkWorker(Worker):
         self._sink = job.sink
         self._note = note
         self._outputs: list[pa.RecordBatch] = []
-        self._stored = checkpoint
+        self._stored: int | None = None  # until what the last owner left is shown
         self._passed_stored = 0  # of the messages below it, those for other groups
         self._unshown: tuple[str, int] | None = None  # a note that is committed and not published, and its end
         self._number = 0
@@ -81,6 +81,11 @@ class SinkWorker(Worker):
     def lose(self) -> None:
         self._lost = True
         super().lose()
+
+    def hasten(self) -> None:
+        """Store soon what the policy would store later."""
+        self._tell_at = 0.0
+        self.nudge()
 
     def _begin(self) -> None:
         job = self._job

@@ -22,6 +22,8 @@ class Workforce:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.workers: dict[int, Worker] = {}
+        self.unshown: dict[int, int] = {}
+        """Partitions that were given up with output that is not shown, and under which epoch."""
         self._leaving: list[Worker] = []
         self._past = Tally()
         _all.add(self)
@@ -34,6 +36,7 @@ class Workforce:
         else:
             worker = SinkWorker(self.job, grant, checkpoint, paused, before, note)
         self.workers[grant.partition] = worker
+        self.unshown.pop(grant.partition, None)
         worker.begin()
 
     def start_all(self, grants: Mapping[Grant, int]) -> None:
@@ -54,6 +57,8 @@ class Workforce:
 
     def stop(self, partition: int, lost: bool) -> None:
         worker = self.workers[partition]
+        if worker.committable != worker.position:
+            self.unshown[partition] = worker.grant.epoch
         if lost:
             worker.lose()
         for ended in [w for w in self._leaving if w.finished]:
@@ -66,6 +71,16 @@ class Workforce:
         """The position of a partition, None also if it is not worked on here."""
         worker = self.workers.get(partition)
         return worker.position if worker else None
+
+    def done(self, partition: int) -> int | None:
+        """Up to where all is done, output that waits for its sink left out; None if it is not begun here.
+
+        Whoever asks waits for the end: output that the policy would store later is stored soon.
+        """
+        worker = self.workers.get(partition)
+        if isinstance(worker, SinkWorker) and worker.committable != worker.position:
+            worker.hasten()
+        return worker.committable if worker else None
 
     def troubles(self) -> dict[int, PxrsError]:
         """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""

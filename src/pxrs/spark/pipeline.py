@@ -22,6 +22,7 @@ from pxrs.exits import Stage, at_exit
 from pxrs.model import Owner
 from pxrs.runtime.backfill import GROUP, Backfill, Deferred
 from pxrs.runtime.batching import Assembly, BatchLoop
+from pxrs.runtime.finish import owes_output
 from pxrs.runtime.group import GroupHandle, Place
 from pxrs.runtime.membership import Membership, signals, weakly
 from pxrs.runtime.meter import Meter
@@ -263,6 +264,9 @@ class Pipeline:
         try:
             rows = self._group.registry.partitions()
         except Unavailable:
+            return False
+        me, shares = self._owner.id, self._shares
+        if any(owes_output(row, me, shares.where(row.number)) for row in rows):
             return False
         return all(row.position >= self._target[row.number] for row in rows)
 

@@ -45,7 +45,7 @@ def drain(
     if waited_for:
         raise TimeoutError(f"group {group!r} is not through after {timeout} s; it waits for {waited_for}")
     if is_through:
-        line.confirm()
+        line.confirm(consumer.unshown)
     return consumer.tally
 
 
