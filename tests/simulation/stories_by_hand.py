@@ -39,9 +39,11 @@ class HandWork:
         self.stopped: list[tuple[int, bool]] = []
         self.positions: dict[int, int | None] = {}
         self.busy: set[int] = set()
+        self.draining: set[int] = set()
         self.until = 0.0
 
     def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:
+        self.draining.discard(grant.partition)
         self.started.append((grant, checkpoint))
         self.positions[grant.partition] = checkpoint
 
@@ -49,10 +51,10 @@ class HandWork:
         return self.positions[partition]
 
     def drain(self, partition: int) -> None:
-        pass
+        self.draining.add(partition)
 
     def drained(self, partition: int) -> bool:
-        return partition not in self.busy
+        return partition in self.draining - self.busy
 
     def stop(self, partition: int, lost: bool) -> None:
         self.stopped.append((partition, lost))
