@@ -100,7 +100,9 @@ def test_clocks_that_are_years_apart_make_nobody_dead(skew: float) -> None:
     assert scene.living() == {"A": True} and scene.store.looks == 3
 
 
-@pytest.mark.parametrize("seen", [0.0, time.time() - HOUR, time.time() + YEARS])
+@pytest.mark.parametrize(
+    "seen", [0.0, time.time() - HOUR, time.time() + YEARS], ids=["never", "an hour ago", "in years to come"]
+)
 def test_a_counter_that_stands_still_for_a_beat_is_dead(seen: float) -> None:
     scene = Scene(member("A", seen=seen))
     assert scene.living() == {"A": False} and scene.store.looks <= LOOKS + 1
