@@ -57,12 +57,22 @@ def find_driver(room: str, url: str) -> Any:
     built_in = _BUILT_IN[room].get(scheme)
     if built_in:
         module, _, name = built_in.partition(":")
-        return getattr(import_module(module), name)
+        return getattr(_imported(module, scheme), name)
     others = {point.name: point for point in _entry_points(group=room)}
     if scheme in others:
         return others[scheme].load()
     known = ", ".join(sorted({*_BUILT_IN[room], *others}))
     raise BadUrl(f"no driver for {masked_url(scheme)!r} in {room}; there are: {known}")
+
+
+def _imported(module: str, scheme: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pxrs"):
+            raise
+        extra = "postgres" if scheme == "postgresql" else scheme
+        raise BadUrl(f"{scheme}: needs the package {error.name}: pip install 'pxrs[{extra}]'") from error
 
 
 def hashes_of_other_packages(name: str) -> list[Any]:

@@ -9,7 +9,7 @@ import typer
 
 from pxrs.cli import words
 from pxrs.cli.messages import FORMAT_HELP, shape
-from pxrs.cli.options import RegistryUrl, Url, opened
+from pxrs.cli.options import RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import note
 from pxrs.views.tables import counted
 
@@ -50,11 +50,13 @@ def consume(
     from pxrs.cli.session import Execute, Print, Session
 
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="pxrs: %(message)s")
+    if command is not None and not command.strip():
+        raise WrongUsage("--exec '': name a command, or leave --exec out to print the messages")
     given: dict[str, Any] = {"tries": tries, "on_failure": on_failure}
     begin, printing = words.start(start), shape(old_output or output)
     with opened(url, registry) as queue:
         settings = queue.settings.with_(**{name: value for name, value in given.items() if value is not None})
-        work = Execute(command) if command else Print(printing)
+        work = Execute(command) if command is not None else Print(printing)
         session = Session(work, settings.tries, most)
         consumer = queue.consumer(
             group, session.handle, member, start=begin, settings=settings,

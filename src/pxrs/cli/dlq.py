@@ -81,7 +81,7 @@ def retry(
 ) -> None:
     """Send dead letters again, to the end of the queue, for this group alone: other groups pass over them."""
     if bool(numbers) == everything:
-        raise WrongUsage("name some numbers, or say --all")
+        raise WrongUsage("name some numbers, or say --all; not both")
     with opened(url, registry) as queue:
         queue.check_registry()  # it keeps what was sent again: in another one, that would be lost
         letters = {letter.number: letter for letter in _letters(queue, group)}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pxrs.cli import words
-from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, opened
+from pxrs.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, WrongUsage, opened
 from pxrs.cli.output import LAG_EXIT_CODE, note, rendered, show
 from pxrs.views.tables import MISSING, UNKNOWN, Table, ranges, span
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pxrs.views.group import GroupView, MemberLine
 
 MemberName = Annotated[str, typer.Argument(metavar="MEMBER", help="The member's name.")]
+
+SHORTEST_PAUSE = 0.1
+"""Seconds between two looks of ``--watch``."""
 
 _COLUMNS = (
     "GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "EPOCH",
@@ -56,6 +59,8 @@ def describe(
 ) -> None:
     """One line for each partition: how far the group is, how far behind, and who works on it."""
     pause = words.duration(every).total_seconds()
+    if pause < SHORTEST_PAUSE:
+        raise WrongUsage(f"--every {every}: at least {SHORTEST_PAUSE:g} s, as in --every 2s")
     with opened(url, registry) as queue:
         if watch:
             _watch(queue, group, output, pause)

@@ -39,7 +39,10 @@ def produce(
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header for all messages.")
     ] = None,
     skip: Annotated[
-        int, typer.Option("--skip", min=0, metavar="N", help="Leave out the first N messages: to go on after a stop.")
+        int,
+        typer.Option(
+            "--skip", min=0, max=2**62, metavar="N", help="Leave out the first N messages: to go on after a stop."
+        ),
     ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also print how many went where.")] = False,
     registry: RegistryUrl = None,

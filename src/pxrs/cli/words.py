@@ -17,7 +17,10 @@ def duration(text: str) -> timedelta:
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise WrongUsage(f"{text!r} is no duration: write 90s, 15m, 1h30m or 7d")
-    return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in parts))
+    except OverflowError:
+        raise WrongUsage(f"{text!r} is too long a duration") from None
 
 
 def moment(text: str) -> datetime:
@@ -37,7 +40,11 @@ def start(text: str) -> str | datetime:
 
 
 def ago(span: timedelta) -> datetime:
-    return datetime.fromtimestamp(SystemClock().wall(), tz=UTC) - span
+    """That long before now; the beginning of time, if it is longer ago."""
+    try:
+        return datetime.fromtimestamp(SystemClock().wall(), tz=UTC) - span
+    except OverflowError:
+        return datetime.fromtimestamp(0, tz=UTC)
 
 
 def timestamp(microseconds: int) -> str:

@@ -19,7 +19,9 @@ def work(
     handler: Annotated[str, typer.Argument(metavar="HANDLER", help="The function, as module:function.")],
     url: LastUrl,
     group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The consumer group to join.")],
-    processes: Annotated[int, typer.Option("--processes", min=1, metavar="N", help="How many processes.")] = 1,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=1_024, metavar="N", help="How many processes.")
+    ] = 1,
     name: Annotated[
         str | None,
         typer.Option("--name", metavar="NAME", help="Members are NAME-1, NAME-2, ... Default: the name of the host."),

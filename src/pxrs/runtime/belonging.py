@@ -77,7 +77,8 @@ class Belonging:
         if own is None and recorded.where == self._where:
             return (
                 f"queue {queue!r} belongs to {_named(recorded)}, which has no id for this queue now: it was wiped, "
-                "or replaced. Put its rows back (from a copy, or with `pxrs registry load`); or begin anew with "
+                "replaced, or moved (with `pxrs registry copy --move`: name the one that it was moved to). Put its "
+                "rows back (from a copy, or with `pxrs registry load`); or begin anew with "
                 "`pxrs registry adopt`, and set the checkpoints with `pxrs group seek`"
             )
         has = f"has the id {own}" if own else "has never had a group of this queue"

@@ -21,6 +21,8 @@ def py_files(path: str | os.PathLike[str] = "pxrs.zip") -> str:
     same sources make the same bytes.
     """
     target = Path(path)
+    if target.is_dir():
+        raise Refused(f"{target} is a directory: name the zip to write, as in {target / 'pxrs.zip'}")
     if not target.parent.is_dir():
         raise NotFound(f"{target.parent}: no such directory, to hold {target.name}")
     aside = target.with_name(f".{target.name}.{os.getpid()}")  # whoever reads sees the old or the new
