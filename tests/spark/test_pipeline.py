@@ -274,6 +274,10 @@ def test_a_queue_in_memory_serves_for_tests(spark: SparkSession) -> None:
         assert sum(counted) == 20
 
 
+def counted(pipeline: Pipeline) -> dict[str, float]:
+    return {sample.metric.name: sample.value for sample in pipeline.meter.samples()}
+
+
 def test_events_metrics_and_members_tell_what_happens(spark: SparkSession, queue: pxrs.Queue) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
     done = threading.Event()
@@ -286,8 +290,9 @@ def test_events_metrics_and_members_tell_what_happens(spark: SparkSession, queue
         assert done.wait(60)
         eventually(lambda: lag(queue) == 0, "committed")
         line = queue.group("g").members()[0]
-        names = {sample.metric.name: sample.value for sample in pipeline.meter.samples()}
-        assert names["pxrs_batches_total"] >= 1 and names["pxrs_handled_total"] == 200
+        # They are counted right behind the commit.
+        eventually(lambda: counted(pipeline)["pxrs_handled_total"] == 200, "counted")
+        assert counted(pipeline)["pxrs_batches_total"] >= 1
         assert (line.engine, line.app) == ("spark", spark.sparkContext.applicationId)
     batches = [facts for kind, facts in heard if kind == "batch"]
     assert sum(facts["rows"] for facts in batches) == 200

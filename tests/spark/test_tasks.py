@@ -89,8 +89,8 @@ def test_a_task_gets_its_own_slices_only(queue: pxrs.Queue, tmp_path: Path) -> N
 
 ALLOWED = {
     "pxrs", "pxrs.errors", "pxrs.latch", "pxrs.model", "pxrs.settings", "pxrs.logs", "pxrs.logs.base",
-    "pxrs.logs.pieces", "pxrs.logs.layout", "pxrs.logs.records", "pxrs.logs.segment", "pxrs.rules",
-    "pxrs.rules.addressing", "pxrs.spark",
+    "pxrs.logs.pieces", "pxrs.logs.reading", "pxrs.logs.layout", "pxrs.logs.records", "pxrs.logs.segment",
+    "pxrs.rules", "pxrs.rules.addressing", "pxrs.rules.texts", "pxrs.spark",
     "pxrs.spark.columns", "pxrs.spark.plan", "pxrs.spark.reading", "pxrs.spark.source",
     "pxrs.spark.wire",
 }  # fmt: skip
