@@ -32,7 +32,7 @@ def test_a_message_over_max_payload_is_refused_alone_and_one_at_the_limit_has_a_
             receipts += [producer.send("", os.urandom(most)), producer.send("k", b"after")]
             assert [receipt.result(30)[1] for receipt in receipts] == [0, 1, 2]
         large = queue.read(0, 1, 1)[0]
-        box = queue.group("g").dead_letters
+        box = queue.make_group("g").dead_letters
         box.keep(large, ValueError("x" * 2_000_000), "s" * 100_000, 1, pxrs.Context("A", 1, 1))
         [letter] = box
         assert letter.by_reference and letter.value == large.value and not letter.missing

@@ -276,6 +276,7 @@ def sink_worker(site: Site, sink: NotingSink, submit: Any) -> SinkWorker:
     job = Job(site.queue.log, PATIENT, clock, print, "arrow", lambda _: 0, site.queue.group("g").dead_letters)
     job.sink, job.submit, job.alive_until = sink, submit, clock.now + 10
     worker = SinkWorker(job, Grant(0, ME, 1), 0, False, (), "")
+    worker._stored = 0
     worker._keep(pa.record_batch({"value": [b"x"] * 5}))
     worker.position = 5
     return worker
