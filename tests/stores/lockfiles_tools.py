@@ -36,6 +36,8 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def rows_shown(place: Path) -> list[Partition]:
     """The partition rows, after a look at the trees for people, in one moment: both must tell the same."""
+    if not (place / "registry").is_dir():
+        return []  # it is made by the first member that starts
     with Mutex(str(place / "registry" / "mutex"), PATIENCE).held():
         stored = sorted(RowFiles(str(place / "rows")).scan(PARTITIONS))
         rows = [decode_partition(int(key[-5:]), row.value) for key, row in stored]
