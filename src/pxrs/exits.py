@@ -16,10 +16,12 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401 - Arrow imports it at its first use, which may be too late
 import logging
+import signal
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
+from types import FrameType
 
 from pxrs.clock import SystemClock
 
@@ -78,6 +80,20 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
     for thread in threads:
         if thread.ident is not None and thread is not threading.current_thread():
             thread.join(max(0.0, ends - clock.monotonic()))
+
+
+@contextmanager
+def signals_caught(on_signal: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a function hear the signals that ask the process to end, as long as this lasts. For the main thread."""
+    caught = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go, the process stays
+        caught.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 atexit.register(end_all)

@@ -21,6 +21,7 @@ from pxrs.cli.output import note
 from pxrs.cli.reloading import Sources
 from pxrs.cli.work_member import NAME_IS_TAKEN, SET_UP_IS_WRONG, Order
 from pxrs.clock import Clock, SystemClock
+from pxrs.exits import signals_caught
 
 SLICE_SECONDS = 0.2
 """The longest wait of the loop."""
@@ -251,15 +252,8 @@ class Supervisor:
         def on_signal(number: int, _: FrameType | None) -> None:
             self._signals.append(number)
 
-        caught = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go, the process stays
-            caught.append(signal.SIGHUP)
-        before = {number: signal.signal(number, on_signal) for number in caught}
-        try:
+        with signals_caught(on_signal):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _started(order: Order) -> tuple[subprocess.Popen[bytes], socket.socket]:

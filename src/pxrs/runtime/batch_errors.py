@@ -18,7 +18,7 @@ from pxrs.errors import (
 )
 from pxrs.logs.base import Log
 from pxrs.model import Batch, Range
-from pxrs.runtime.parking import as_trouble
+from pxrs.runtime.parking import as_trouble, refuses_message
 from pxrs.runtime.sink import Sink
 
 _OF_SINK = (OSError, Unavailable, Damaged, NotFound, Mismatch)
@@ -45,7 +45,7 @@ def as_refusal(error: Refused | HandlerFailed) -> PxrsError:
     """The error of a commit whose output was refused at its end, and so rolled back; else it is raised again."""
     if isinstance(error, BadCheckpoint | BadSetting):
         raise error
-    return CannotWrite(error) if isinstance(error, _OF_SINK) else error
+    return error if refuses_message(error) else CannotWrite(error)
 
 
 def unreadable(log: Log, ranges: Iterable[Range]) -> dict[int, Exception]:

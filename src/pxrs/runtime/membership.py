@@ -19,7 +19,7 @@ from typing import Any
 
 from pxrs.clock import Clock
 from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
-from pxrs.exits import Stage, at_exit
+from pxrs.exits import Stage, at_exit, signals_caught
 from pxrs.latch import wait_long
 from pxrs.model import Grant
 from pxrs.runtime.member import Member
@@ -286,15 +286,8 @@ def signals(leave: Callable[[], None]) -> Iterator[None]:
         elif number == signal.SIGINT:
             signal.default_int_handler(number, frame)  # whoever insists need not wait
 
-    caught = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go, the process stays
-        caught.append(signal.SIGHUP)
-    before = {number: signal.signal(number, on_signal) for number in caught}
-    try:
+    with signals_caught(on_signal):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
