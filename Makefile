@@ -34,7 +34,7 @@ test-fast: servers ## the tests for daily use, under 4 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 soak: install ## the long forms: simulated histories, race rounds, fault campaigns (SECONDS=600)
-	$(BIN)/python -m tests.soak --seconds $(SECONDS)
+	$(BIN)/python -m tests.tools.soak --seconds $(SECONDS)
 
 check: install ## lint, types, architecture
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ import pyarrow as pa
 import xxhash
 
 from benchmarks.harness import Result, rate, require_equal
-from pxrs.rules.partitioning import Partitioner
+from pxrs.rules.routing.partitioner import Partitioner
 
 SUMMARY = "keys routed per second, one core: partitions_of against plain Python loops"
 COUNT = 256

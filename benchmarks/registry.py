@@ -16,9 +16,9 @@ from benchmarks.parts.registry_peers import bare_loop
 from benchmarks.parts.registry_stores import Place, places
 from benchmarks.parts.registry_work import CLOCK, CountingStore, Owning, open_store, per_second
 from pxrs.logs.memory import MemoryLog
-from pxrs.rules.partitioning import Partitioner
-from pxrs.runtime.consumer import Consumer
-from pxrs.runtime.queue import Queue
+from pxrs.rules.routing.partitioner import Partitioner
+from pxrs.runtime.consumer.consumer import Consumer
+from pxrs.runtime.queue.queue import Queue
 from pxrs.settings import Settings
 from pxrs.stores.base import Store
 from pxrs.stores.memory import MemoryStore
@@ -135,9 +135,9 @@ def _join(queue: Queue, first: Consumer, partitions: int) -> None:
 
 
 def _queue(partitions: int, store: Store, settings: Settings) -> Queue:
-    from pxrs.logs.base import Wish
+    from pxrs.logs.base import OpenOptions
 
-    log = MemoryLog.open("memory:", Wish(partitions, "xxh64-spark", "pmod"), settings, True)
+    log = MemoryLog.open("memory:", OpenOptions(partitions, "xxh64-spark", "pmod"), settings, True)
     return Queue(log, store, Partitioner(partitions), None, settings, CLOCK)
 
 

@@ -2,7 +2,7 @@
 
 python -m docs.generate
 
-``tests/test_docs.py`` fails when a page differs from what this would write.
+``tests/house/test_docs.py`` fails when a page differs from what this would write.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from docs import registries
 
-from pxrs import errors, metrics, settings
+from pxrs import errors, settings
+from pxrs.runtime.telemetry import metric_names as metrics
 
 DOCS = Path(__file__).resolve().parent
 NOTE = "<!-- Made by docs/generate.py. Do not edit. -->\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.store_results import SCENARIOS, STORES, Outcomes, cell
+from tests.tools.store_results import SCENARIOS, STORES, Outcomes, cell
 
-from pxrs.plugins import find_driver
+from pxrs.drivers import find_driver
 from pxrs.stores.base import Guarantee
 
 RESULTS = Path(__file__).resolve().parent / "registry-results.json"
@@ -143,15 +143,16 @@ with pxrs.open("file:./orders") as forgetful:
 
 - Name it once for all programs of a machine: `PXRS_REGISTRY=sqlite:/srv/registry.db` counts in Python and in the
   shell wherever no registry is named, except for queues in memory.
-- Opening, sending and looking need no registry and make none. It is made by the first member that starts.
+- Opening, sending and looking need no registry and make none. It is made by the first member that starts, and
+  recorded then: what `pxrs init --registry` and `produce --registry` name is not.
 - Under another registry members are refused, `pxrs health` fails, and nothing is deleted. A look at groups goes on,
-  with a warning.
+  with a warning; a dump without a row is refused.
 - `memory:` is never recorded beside a log that outlives the process, and deletes nothing there.
 - `pxrs registry adopt LOG --registry URL` lets the log belong to another registry from now on: after a loss, or on
   purpose. Checkpoints do not come along. A new group in it says in a warning that the log has had groups before.
 - `pxrs registry copy FROM TO` moves stopped groups from one store to another, with epochs and checkpoints, and with
   the id if all groups of a queue go. Without `--move` both have it: nothing is deleted under FROM then, until it is
-  adopted. `pxrs registry dump` and `load` carry it too.
+  adopted. `pxrs registry dump` and `load` carry it too. The next member that starts, or `adopt`, records the new place.
 - A queue of version 0.5 has no id yet. The first member that starts writes it; until then nothing is deleted. If its
   dead letters or staged output show a group, and the registry has none, the start is refused: name the registry of
   that group, or adopt.

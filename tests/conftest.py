@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests import store_results
+
+from tests.tools import store_results
 
 _FOUND = pytest.StashKey[store_results.Outcomes]()
 

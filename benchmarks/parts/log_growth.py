@@ -12,8 +12,8 @@ import pxrs
 from benchmarks.parts.log_rounds import elsewhere
 from benchmarks.parts.log_work import KEYS, VALUE, fill, new_queue, read_all, stored_bytes, table
 from benchmarks.parts.peers_machine import raw_append
-from pxrs.logs.base import Rows
-from pxrs.logs.manifest import NAME, Manifest, Sealed, Summary, write_manifest
+from pxrs.logs.base import FewRows
+from pxrs.logs.formats.manifest import NAME, Manifest, Sealed, Summary, write_manifest
 
 ROW_BYTES = 153
 """What a message of the benchmark takes in a segment."""
@@ -84,7 +84,7 @@ def with_small_batches(place: Path, partitions: int) -> float:
     rows = PROBE_ROWS // partitions
     with new_queue(place, 1, durability="flush") as queue:
         directory = next(path.parent for path in place.rglob("queue.json"))
-        batch = Rows([0] * rows, [KEYS[0].encode()] * rows, [VALUE] * rows, bytes(16 * rows)).batch()
+        batch = FewRows([0] * rows, [KEYS[0].encode()] * rows, [VALUE] * rows, bytes(16 * rows)).batch()
         for _ in range((ROUNDS + 1) * partitions):
             queue.log.append({0: batch})
         size = stored_bytes(place) / 1e6

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pxrs
 from benchmarks.parts.log_rounds import elsewhere
 from benchmarks.parts.peers_machine import counted_syncs
-from pxrs.logs.base import Wish
-from pxrs.logs.files import FileLog
+from pxrs.logs.base import OpenOptions
+from pxrs.logs.file.log import FileLog
 
 VALUE = b"x" * 100
 KEYS = [f"account-{number:05d}" for number in range(1_000)]
@@ -89,7 +89,7 @@ def read_all(directory: str, start: int = 0, rows: int | None = None, find: bool
     the way to the first batch is not counted: to list the files of a partition, and to walk over the headers. To map
     the file and to verify the first batch always is: its bytes are counted as well.
     """
-    log = FileLog.open(f"file:{directory}", Wish(), pxrs.Settings(), create=False)
+    log = FileLog.open(f"file:{directory}", OpenOptions(), pxrs.Settings(), create=False)
     partitions = range(log.identity.partitions)
     for partition in () if find else partitions:
         log.pieces(partition, start, min(start + 1, log.bounds(partition)[1]))

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pxrs.logs import files, syncfs
+from pxrs.io import syncfs
+from pxrs.logs.file import log as files
 
 _BLOCK = 8 * 2**20
 _SYNCS_AT_ONCE, _MANY = 16, 32  # as the log does it

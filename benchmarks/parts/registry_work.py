@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pxrs.clock import SystemClock
+from pxrs.drivers import find_driver
+from pxrs.io.clock import SystemClock
 from pxrs.model import Grant, MemberRow, Owner, Partition
-from pxrs.plugins import find_driver
-from pxrs.runtime.registry import Registry
-from pxrs.runtime.rows import Held
+from pxrs.runtime.registry.registry import Registry
+from pxrs.runtime.registry.rows import Held
 from pxrs.settings import Settings
 from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap
 

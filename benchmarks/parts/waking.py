@@ -10,7 +10,7 @@ from contextlib import closing
 from benchmarks.parts.registry_stores import Place
 from benchmarks.parts.registry_work import CLOCK, ME, open_store
 from pxrs.model import MemberRow
-from pxrs.runtime.registry import Registry
+from pxrs.runtime.registry.registry import Registry
 
 LONG_SECONDS = 20.0
 REST_SECONDS = 0.02
@@ -28,7 +28,7 @@ def wake_ms(place: Place, rounds: int) -> float:
 
 def _wake(leaving: Registry, waiting: Registry) -> float:
     leaving.register(MemberRow("A", ME.inc))
-    leaving.bell.ring()
+    leaving.wake.wake_all()
     mark = _settled(waiting)
     woke: list[float] = []
 

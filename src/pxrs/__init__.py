@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pxrs import errors
     from pxrs.model import Message
-    from pxrs.rules.hashing import register_hash
-    from pxrs.rules.partitioning import Partitioner
-    from pxrs.runtime.config import load_settings
-    from pxrs.runtime.consumer import Consumer
+    from pxrs.rules.routing.hashes import register_hash
+    from pxrs.rules.routing.partitioner import Partitioner
+    from pxrs.runtime.consumer.consumer import Consumer
     from pxrs.runtime.delivery import Context
-    from pxrs.runtime.producer import Producer
-    from pxrs.runtime.queue import Queue
-    from pxrs.runtime.queue import open_queue as open  # noqa: A004 - pxrs.open is the contract's word
+    from pxrs.runtime.producer.producer import Producer
+    from pxrs.runtime.queue.queue import Queue
+    from pxrs.runtime.queue.queue import open_queue as open  # noqa: A004 - pxrs.open is the contract's word
+    from pxrs.runtime.queue.settings_file import load_settings
     from pxrs.settings import Settings
     from pxrs.stores.base import Guarantee
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 __all__ = [
     "Consumer",
@@ -48,17 +48,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Consumer": "pxrs.runtime.consumer",
+    "Consumer": "pxrs.runtime.consumer.consumer",
     "Context": "pxrs.runtime.delivery",
     "Guarantee": "pxrs.stores.base",
     "Message": "pxrs.model",
-    "Partitioner": "pxrs.rules.partitioning",
-    "Producer": "pxrs.runtime.producer",
-    "Queue": "pxrs.runtime.queue",
+    "Partitioner": "pxrs.rules.routing.partitioner",
+    "Producer": "pxrs.runtime.producer.producer",
+    "Queue": "pxrs.runtime.queue.queue",
     "Settings": "pxrs.settings",
-    "load_settings": "pxrs.runtime.config",
-    "open": "pxrs.runtime.queue",
-    "register_hash": "pxrs.rules.hashing",
+    "load_settings": "pxrs.runtime.queue.settings_file",
+    "open": "pxrs.runtime.queue.queue",
+    "register_hash": "pxrs.rules.routing.hashes",
 }
 
 

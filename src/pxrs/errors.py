@@ -32,6 +32,9 @@ from __future__ import annotations
 import errno
 import re
 
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system says where this user may not write: waiting does not help, somebody has to change it."""
+
 _SECRETS = re.compile(r"(?P<name>[?&;](?!\w*file\b)[\w-]*(?:pass|pwd|token|secret)[\w-]*=)[^&#\s'\"]*", re.IGNORECASE)
 _HEAD = re.compile(r":/*|//+")
 """What stands between the scheme and the rest of a URL, also where a colon or a slash was forgotten."""
@@ -84,9 +87,14 @@ def _without_login(words: str, keeps_user: bool = True) -> str:
 
 
 def disk_text(error: OSError, where: str) -> str:
-    """What the system refused there, as people read it; a read-only mount is named, with what to do."""
+    """What the system refused there, as people read it; missing rights and a read-only mount with what to do."""
     if error.errno == errno.EROFS:
         return f"{error.filename or where} is on a read-only file system: mount it for writing, or name another place"
+    if error.errno in FORBIDDEN:
+        return (
+            f"{error.filename or where}: permission denied: let the user of this process read and write there (chown, "
+            "chmod), or name another place"
+        )
     return str(error)
 
 

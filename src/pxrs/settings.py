@@ -11,6 +11,7 @@ import difflib
 import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pxrs.errors import BadSetting
@@ -225,8 +226,31 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
+def settings_or(given: Settings | None, otherwise: Settings) -> Settings:
+    """The settings that were given, or those that count if none were; anything else is refused."""
+    if given is not None and not isinstance(given, Settings):
+        raise BadSetting(f"settings = {shown(given)}: must be pxrs.Settings, not {type(given).__name__}")
+    return otherwise if given is None else given
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is no number of seconds. None and a number below 0 are for the caller to understand."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or value != value):
+        raise BadSetting(f"{name} = {shown(value)}: must be a number of seconds, as 2.5 is")
+
+
+def check_patience(patience: object) -> None:
+    """Refuse what does not say how many seconds to wait for something that does not answer."""
+    if isinstance(patience, bool) or not isinstance(patience, Real) or not float(patience) >= 0:
+        raise BadSetting(f"patience = {shown(patience)}: seconds are needed, 0 or more")
+
+
 def check_names(values: Mapping[str, Any], source: str) -> None:
     """Refuse names that are no settings; ``source`` says where they stand."""
+    if not isinstance(values, Mapping):
+        raise BadSetting(
+            f"{source} = {shown(values)}: must be a mapping of names to values, as {{'lease_ms': 2000}} is"
+        )
     for name in values:
         if name not in _KINDS:
             raise BadSetting(f"{source}: unknown setting {shown(name)}{_nearest(shown(name))}")
@@ -250,7 +274,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _check_spelling(environ: Mapping[str, str]) -> None:
     """Names that merely begin with PXRS_ may be anybody's; one that is nearly a setting's is a slip."""
-    for name in environ:
+    for name in map(str, environ):
         word = name.removeprefix("PXRS_").lower()
         near = difflib.get_close_matches(word, _KINDS, n=1, cutoff=_SIMILAR) if name.startswith("PXRS_") else []
         if near and word not in _KINDS:

@@ -1,5 +1,5 @@
 """Found by Spark through its name: makes ``spark.read.format("pxrs")`` work with no registration."""
 
-from pxrs.spark.source import DefaultSource
+from pxrs.spark.read.source import DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -19,10 +19,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from pxrs.model import Owner, Tenure
-from pxrs.testing.checker import check
-
-from .harness import DEADLINE, ROOT, Line, Town, eventually
-from .spark_output import Evidence, Message, Place, Row, check_output, count_rows, read_rows
+from pxrs.testing.faults.checker import check
+from tests.acceptance.harness import DEADLINE, ROOT, Line, Town, eventually
+from tests.acceptance.spark_output import Evidence, Message, Place, Row, check_output, count_rows, read_rows
 
 START_DEADLINE = 180.0
 KEYS = 40

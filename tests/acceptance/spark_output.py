@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow.dataset as ds
 
 from pxrs.model import Cause, Owner, Partition, Tenure
-from pxrs.testing.checker import Event, Processed, Rested, Sent, Stored
+from pxrs.testing.faults.checker import Event, Processed, Rested, Sent, Stored
 
 Place = tuple[int, int]
 """Partition and offset."""

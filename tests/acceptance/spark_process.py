@@ -25,13 +25,12 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 import pxrs
 from pxrs.errors import PxrsError
 from pxrs.model import Batch, Grant
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.ports.sink import Sink
 from pxrs.sinks import ParquetSink
 from pxrs.spark import Pipeline
-from pxrs.spark.runner import about
+from pxrs.spark.pipeline.runner import about
 from pxrs.testing.spark import lean_session
-
-from .member_process import Writer
+from tests.acceptance.member_process import Writer
 
 COLUMNS = ["partition", "offset", "key", "value", "id", "epoch"]
 LONGEST_HOLD = 120.0

@@ -22,10 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pxrs.model import Batch, Grant
 from pxrs.sinks import ParquetSink
 from pxrs.spark import fenced
-from pxrs.spark.runner import about
+from pxrs.spark.pipeline.runner import about
 from pxrs.testing.spark import lean_session
-
-from .spark_process import COLUMNS, Gate, GatedSink, SparkWriter, facts_of, in_task, warm_up, work
+from tests.acceptance.spark_process import COLUMNS, Gate, GatedSink, SparkWriter, facts_of, in_task, warm_up, work
 
 TOO_SLOW = "Python worker failed to connect back"
 """Spark gives a new source process ten seconds to start; where many applications start at once that is too little."""

@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow.dataset as ds
 import pytest
 
-from pxrs.cli import main
-from pxrs.cli.demo_proof import Handled, Sent, prove
+from pxrs.apps.cli import main
+from pxrs.apps.demo.proof import Handled, Sent, prove
 
-COMMAND = [sys.executable, "-m", "pxrs.cli", "demo"]
+COMMAND = [sys.executable, "-m", "pxrs.apps.cli", "demo"]
 
 
 def run_demo(*options: str) -> subprocess.CompletedProcess[str]:

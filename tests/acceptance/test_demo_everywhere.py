@@ -29,7 +29,7 @@ FILES: dict[str, Callable[[Path], str]] = {
 
 
 def told(engine: str, registry: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pxrs.cli", "demo", "--engine", engine, "--registry", registry]
+    command = [sys.executable, "-m", "pxrs.apps.cli", "demo", "--engine", engine, "--registry", registry]
     return subprocess.run(command, capture_output=True, text=True, timeout=280)
 
 

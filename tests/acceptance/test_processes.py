@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import DEADLINE, Town, check_order, eventually, values_of
+from tests.acceptance.harness import DEADLINE, Town, check_order, eventually, values_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

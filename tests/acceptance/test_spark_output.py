@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pxrs.model import Owner, Tenure
-from pxrs.testing.checker import check
-
-from .spark_output import Evidence, Message, Place, Row, check_output
+from pxrs.testing.faults.checker import check
+from tests.acceptance.spark_output import Evidence, Message, Place, Row, check_output
 
 SENT: dict[Place, Message] = {(0, offset): Message(b"k", str(offset).encode()) for offset in range(4)}
 TENURES = {0: {1: Tenure("A", 1, 0.0, "claim"), 2: Tenure(None, 2, 0.0, "forced"), 3: Tenure("B", 3, 0.0, "claim")}}

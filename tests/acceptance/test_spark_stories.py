@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from .harness import DEADLINE, eventually
-from .spark_harness import SparkTown, is_alive, places_of
+from tests.acceptance.harness import DEADLINE, eventually
+from tests.acceptance.spark_harness import SparkTown, is_alive, places_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("spark-stories")]
 

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from .harness import DEADLINE, ROOT, eventually, registry_is_free
-from .spark_harness import COMMON, Application, MixedTown, is_alive, places_of
+from tests.acceptance.harness import DEADLINE, ROOT, eventually, registry_is_free
+from tests.acceptance.spark_harness import COMMON, Application, MixedTown, is_alive, places_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("stream-stories")]
 

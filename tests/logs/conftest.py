@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pxrs.logs.base import Wish
-from pxrs.logs.files import FileLog
+from pxrs.logs.base import OpenOptions
+from pxrs.logs.file.log import FileLog
 from pxrs.settings import Settings
 
 OpenFile = Callable[..., FileLog]
@@ -24,7 +24,7 @@ def open_file(queue: Path) -> Iterator[OpenFile]:
     opened: list[FileLog] = []
 
     def open_file(partitions: int | None = 1, create: bool = True, **settings: object) -> FileLog:
-        log = FileLog.open(f"file:{queue}", Wish(partitions), Settings.from_mapping(settings), create)
+        log = FileLog.open(f"file:{queue}", OpenOptions(partitions), Settings.from_mapping(settings), create)
         opened.append(log)
         return log
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pxrs.testing.log_promises import OpenLog, entries, numbered, pairs, read_all
+from pxrs.testing.logs.hooks import OpenLog, entries, numbered, pairs, read_all
 
 __all__ = ["OpenLog", "entries", "numbered", "pairs", "read_all"]

@@ -9,20 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pxrs.drivers import find_driver
 from pxrs.errors import NotFound, Refused
 from pxrs.logs import memory
-from pxrs.logs.base import Log, Rows, Stamp, Wish
-from pxrs.logs.files import FileLog
-from pxrs.plugins import find_driver
+from pxrs.logs.base import FewRows, Log, OpenOptions, Stamp
+from pxrs.logs.file.log import FileLog
 from pxrs.settings import Settings
 from pxrs.testing.log_conformance import LogSuite
-from pxrs.testing.log_promises import SMALL
-
-from .helpers import entries
+from pxrs.testing.logs.hooks import SMALL
+from tests.logs.helpers import entries
 
 
 def open_by_url(url: str, create: bool, settings: Settings | None, wish: dict[str, Any]) -> Log:
-    log: Log = find_driver("pxrs.logs", url).open(url, Wish(**wish), settings or Settings(), create)
+    log: Log = find_driver("pxrs.logs", url).open(url, OpenOptions(**wish), settings or Settings(), create)
     return log
 
 
@@ -68,7 +67,7 @@ class SealsAtOnce(FileLog):
     ) -> dict[int, int]:
         return self._sealed(super().append(batches, stamps))
 
-    def append_rows(self, rows: Mapping[int, Rows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
+    def append_rows(self, rows: Mapping[int, FewRows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
         return self._sealed(super().append_rows(rows, stamps))
 
     def _sealed(self, given: dict[int, int]) -> dict[int, int]:
@@ -84,7 +83,7 @@ class TestSealedFileLog(LogSuite):
         self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
     ) -> Log:
         lasting = (settings or SMALL).with_(segment_bytes=1, durability="flush", delete_delay_ms=60_000)
-        return SealsAtOnce.open(f"file:{place}/{name}", Wish(**wish), lasting, create)
+        return SealsAtOnce.open(f"file:{place}/{name}", OpenOptions(**wish), lasting, create)
 
 
 class TestMemoryLog(LogSuite):
@@ -100,15 +99,15 @@ class TestMemoryLog(LogSuite):
 
 def test_a_memory_log_without_a_name_is_new_each_time() -> None:
     driver = find_driver("pxrs.logs", "memory:")
-    first, second = (driver.open("memory:", Wish(2), Settings(), True) for _ in range(2))
+    first, second = (driver.open("memory:", OpenOptions(2), Settings(), True) for _ in range(2))
     first.append({0: entries([b"x"])})
     assert second.bounds(0) == (0, 0)
     assert first.identity.name == "memory"
     with pytest.raises(NotFound, match="memory:"):
-        driver.open("memory:", Wish(), Settings(), False)
+        driver.open("memory:", OpenOptions(), Settings(), False)
 
 
 def test_a_memory_log_has_no_pieces_for_other_processes() -> None:
-    log = find_driver("pxrs.logs", "memory:").open("memory:", Wish(1), Settings(), True)
+    log = find_driver("pxrs.logs", "memory:").open("memory:", OpenOptions(1), Settings(), True)
     with pytest.raises(Refused, match="memory"):
         log.pieces(0, 0, 0)

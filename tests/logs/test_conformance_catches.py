@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from pxrs.logs.memory import MemoryLog
-from pxrs.testing.broken_logs import BROKEN_LOGS, BrokenLogSuite
 from pxrs.testing.log_conformance import LogSuite, promises, run_log_suite
+from tests.logs.broken.logs import BROKEN_LOGS, BrokenLogSuite
 
 
 @pytest.mark.parametrize("fault", BROKEN_LOGS)

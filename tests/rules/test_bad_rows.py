@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from pxrs.errors import Damaged, NewerFormat
 from pxrs.model import Cause, Group, MemberRow, MemberState, Owner, Partition, Tenure
-from pxrs.rules import fields, ownership, rebalance, rows
+from pxrs.rules import json_fields as fields
+from pxrs.rules import ownership, rebalance
+from pxrs.rules import row_format as rows
 
 PARTITION = Partition(3, Owner("A", "1"), 5, 42, Cause.CLAIM, True, "n", (Tenure("A", 5, 1.5, "claim"),))
 MEMBER = MemberRow("A", "1", 7, info=(("host", "h"),), seen=12.5, parked=((3, "the disk is full"),))

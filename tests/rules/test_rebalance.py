@@ -9,8 +9,8 @@ import pytest
 
 from pxrs.model import Grant, Group, MemberRow, MemberState, Owner, Partition
 from pxrs.rules import rebalance
-from pxrs.rules.commits import CommitPolicy
 from pxrs.rules.liveness import Watch
+from pxrs.rules.policies import CommitPolicy
 from pxrs.rules.rebalance import Mode, Step
 
 A1, A2, B1 = Owner("A", "1"), Owner("A", "2"), Owner("B", "1")

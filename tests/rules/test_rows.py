@@ -11,7 +11,7 @@ import pytest
 
 from pxrs.errors import BadName, Damaged, NewerFormat
 from pxrs.model import Cause, Group, MemberRow, MemberState, Message, Owner, Partition, Tenure, check_name
-from pxrs.rules import rows
+from pxrs.rules import row_format as rows
 
 PARTITION = Partition(
     3,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from tests.bad_text import bad_headers, bad_text
 
 from pxrs.errors import Refused
 from pxrs.rules.addressing import ONLY_FOR, Reader, rows_for_others, without_mark
 from pxrs.rules.texts import refuse_bad_text, values_of
+from tests.tools.bad_text import bad_headers, bad_text
 
 
 def test_a_text_that_is_not_utf8_is_refused_by_the_name_of_its_column() -> None:

@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pxrs.clock import SystemClock
 from pxrs.errors import Unavailable
-from pxrs.logs.base import Wish
+from pxrs.io.clock import SystemClock
+from pxrs.logs.base import OpenOptions
 from pxrs.logs.memory import MemoryLog
 from pxrs.model import Message, Owner
-from pxrs.rules import rows
-from pxrs.rules.partitioning import Partitioner
-from pxrs.runtime.consumer import Consumer
+from pxrs.rules import row_format as rows
+from pxrs.rules.routing.partitioner import Partitioner
+from pxrs.runtime.consumer.consumer import Consumer
 from pxrs.runtime.delivery import Context
-from pxrs.runtime.queue import Queue
+from pxrs.runtime.queue.queue import Queue
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Store, Swap, Verdict
-from pxrs.stores.memory import MemoryStore, Table
-from pxrs.testing.checker import Event, Processed, Stored
+from pxrs.stores.memory import MemoryStore, SharedRows
+from pxrs.testing.faults.checker import Event, Processed, Stored
 
 DEADLINE = 30.0
 """How long a condition may take before a test fails. Never a statement about speed."""
@@ -237,7 +237,7 @@ class Site:
     def __init__(self, partitions: int = 8, settings: Settings = PATIENT) -> None:
         self.partitions = partitions
         self.settings = settings
-        self.table = Table()
+        self.table = SharedRows()
         self.history: list[Event] = []
         self.diaries: dict[str, Diary] = {}
         self.stores: dict[str, RecordingStore] = {}
@@ -256,7 +256,7 @@ class Site:
         self, store: Store, clock: SystemClock | None = None, settings: Settings | None = None
     ) -> Queue:
         """A queue object that nobody here holds on to."""
-        log = MemoryLog.open(self._url, Wish(self.partitions), self.settings, True)
+        log = MemoryLog.open(self._url, OpenOptions(self.partitions), self.settings, True)
         partitioner = Partitioner(self.partitions, hash=log.identity.hash, reduce=log.identity.reduce)
         return Queue(log, store, partitioner, None, settings or self.settings, clock or SystemClock())
 

@@ -11,27 +11,27 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.support import PATIENT, Site
-from tests.runtime.test_batching import Engine
-from tests.runtime.test_expired import SKIP, fill
-from tests.simulation.stories_by_hand import HandClock
 
 from pxrs.errors import Closed, Conflict, Damaged, Fenced, NotFound, Refused, Unavailable, Unknown
 from pxrs.model import Batch, Grant, MemberRow, Message, Owner, Partition, Range
 from pxrs.rules import assignment
-from pxrs.runtime.batching import BatchLoop
+from pxrs.runtime.batches.commit import ClaimedPartition, commit_ends, recover_claimed
+from pxrs.runtime.batches.held_partitions import HeldPartitions
+from pxrs.runtime.batches.loop import BatchLoop
+from pxrs.runtime.consumer.job import Job
+from pxrs.runtime.consumer.sink_worker import SinkWorker, _Rewound
+from pxrs.runtime.consumer.worker import Worker
 from pxrs.runtime.delivery import Context
-from pxrs.runtime.housekeeping import Need, needs_of
-from pxrs.runtime.job import Job
-from pxrs.runtime.publishing import Claim, commit_ends, recover_claimed
-from pxrs.runtime.registry import Registry
-from pxrs.runtime.rows import Held
-from pxrs.runtime.shares import Shares
-from pxrs.runtime.sink import Overtaken
-from pxrs.runtime.sinkworker import SinkWorker, _Rewound
-from pxrs.runtime.worker import Worker
+from pxrs.runtime.ports.sink import Overtaken
+from pxrs.runtime.queue.housekeeping import Need, needs_of
+from pxrs.runtime.registry.registry import CommitRequest, Registry
+from pxrs.runtime.registry.rows import Held
 from pxrs.stores.base import ABSENT, Outcome, Swap, unknown
 from pxrs.stores.memory import MemoryStore
+from tests.runtime.batches.test_batching import Engine
+from tests.runtime.consumer.test_expired import SKIP, fill
+from tests.runtime.support import PATIENT, Site
+from tests.simulation.stories_by_hand import HandClock
 
 ME = Owner("A", "life-1")
 
@@ -176,21 +176,13 @@ def test_a_batch_does_not_go_on_behind_a_gap_that_could_not_be_stored() -> None:
         engine, grant = Engine(site.queue, "A", print, settings=SKIP), Grant(0, ME, 1)
         engine.shares.start(grant, 2, False, "")
         engine.shares.begin(grant, 2)
-        assert BatchLoop(replace(engine.parts, submit=away))._waiting(grant, 2) is None
+        assert BatchLoop(replace(engine.parts, submit=away))._planner._offer(grant, 2) is None
         assert engine.shares.position(0) == 2 and engine.shares.tally().expired == 0
-
-
-def test_of_more_partitions_than_a_commit_can_hold_each_has_its_turn() -> None:
-    with Site(5) as site:
-        engine, grants = Engine(site.queue, "A", print), [Grant(number, ME, 1) for number in range(5)]
-        loop = BatchLoop(replace(engine.parts, max_partitions=2))
-        chosen = [[grant.partition for grant in loop._choose(list(grants))] for _ in range(3)]
-        assert chosen == [[0, 1], [2, 3], [0, 4]]
 
 
 def test_no_batch_is_begun_when_the_time_of_the_member_is_over() -> None:
     clock, grant = HandClock(), Grant(0, ME, 1)
-    shares = Shares(PATIENT, clock)
+    shares = HeldPartitions(PATIENT, clock)
     shares.extend(clock.now + 10)
     shares.start(grant, 0, False, "")
     shares.begin(grant, 0)
@@ -204,7 +196,7 @@ def test_no_batch_is_begun_when_the_time_of_the_member_is_over() -> None:
 
 def test_a_note_that_was_shown_before_does_not_free_a_partition_that_waits_for_another() -> None:
     clock, grant = HandClock(), Grant(0, ME, 1)
-    shares = Shares(PATIENT, clock)
+    shares = HeldPartitions(PATIENT, clock)
     shares.extend(clock.now + 10)
     shares.start(grant, 0, False, "")
     shares.hold([grant], "second")
@@ -342,8 +334,8 @@ def test_messages_that_were_not_sifted_when_the_partition_was_given_up_are_left_
     """The sink has refused five messages, and three of them were handled again, one by one."""
     stored: list[int] = []
 
-    def submit(positions: Any, *_: object) -> Future[Any]:
-        stored.extend(positions.values())
+    def submit(request: CommitRequest) -> Future[Any]:
+        stored.extend(request.positions.values())
         outcome: Future[Any] = Future()
         outcome.set_result({})
         return outcome
@@ -377,6 +369,6 @@ def test_a_claim_that_was_overtaken_is_told_as_that_and_not_as_a_trouble_of_the_
         return outcome
 
     with Site(partitions=1) as site:
-        claim = Claim(site.queue.log.identity, "g", Grant(0, ME, 1), "", lambda: 0)
+        claim = ClaimedPartition(site.queue.log.identity, "g", Grant(0, ME, 1), "", lambda: 0)
         with pytest.raises(Fenced, match="is at epoch 9"):
             recover_claimed(Guarded(), submit, claim)

@@ -8,12 +8,12 @@ from typing import Any
 
 from pxrs.errors import PxrsError
 from pxrs.model import Grant, MemberRow
-from pxrs.runtime.member import Member
-from pxrs.runtime.registry import Registry
-from pxrs.runtime.tally import Tally
+from pxrs.runtime.group.member import Member
+from pxrs.runtime.ports.counters import Counters
+from pxrs.runtime.registry.registry import Registry
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Swap, Verdict, unknown
-from pxrs.stores.memory import MemoryStore, Table
+from pxrs.stores.memory import MemoryStore, SharedRows
 
 SETTINGS = Settings(lease_ms=9_000, poll_ms=60_000, drain_ms=2_000, commit_interval_ms=1_000)
 
@@ -74,14 +74,14 @@ class HandWork:
     def troubles(self) -> dict[int, PxrsError]:
         return {}
 
-    def tally(self) -> Tally:
-        return Tally()
+    def tally(self) -> Counters:
+        return Counters()
 
 
 class HandStore(MemoryStore):
     """A store in memory. ``loses`` says of which swaps the answer gets lost; what they ask for happens."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: SharedRows) -> None:
         super().__init__(table)
         self.loses: Callable[[Swap], bool] = lambda _: False
         self.before: Callable[[Sequence[Swap]], None] = lambda _: None
@@ -110,7 +110,7 @@ class Hand:
 
     def __init__(self, partitions: int = 1) -> None:
         self.clock = HandClock()
-        self.table = Table()
+        self.table = SharedRows()
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         self._nonces = count()
         self.registry = Registry(MemoryStore(self.table), "q", "g", self.clock)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pxrs.testing.batch_stories import LEAST_BATCHES, BatchStory
-from pxrs.testing.planted import Bug, histories_needed, line
-from pxrs.testing.planted_batches import BATCH_BUGS
-from pxrs.testing.stories import Outcome, run_one, totals
+from tests.simulation.batch_histories import LEAST_BATCHES, BatchStory, FailingStory
+from tests.simulation.histories import Outcome, run_one, totals
+from tests.simulation.planted.batch_bugs import BATCH_BUGS
+from tests.simulation.planted.bugs import Bug, histories_needed, line
 
 HISTORIES = 300
 """In each of two tests, so that two cores share them."""
@@ -22,7 +22,7 @@ def run(first: int, count: int) -> list[Outcome]:
 
 def check_sound(outcomes: list[Outcome]) -> None:
     broken = [(o.seed, o.violations[0]) for o in outcomes if o.violations]
-    assert not broken, f"replay with: python -m pxrs.testing.batch_stories --seed {broken[0][0]}\n{broken[:5]}"
+    assert not broken, f"replay with: python -m tests.simulation.batch_histories --seed {broken[0][0]}\n{broken[:5]}"
     small = [(o.seed, o.too_small()) for o in outcomes if o.too_small()]
     assert not small, f"histories that tested too little: {small[:5]}"
     assert sum(o.batches or 0 for o in outcomes) >= LEAST_BATCHES * len(outcomes)
@@ -43,6 +43,10 @@ def test_a_few_histories_of_batches_for_daily_use(show: Callable[[str], None]) -
     check_sound(outcomes)
 
 
+def test_a_few_histories_of_batches_that_fail_for_daily_use() -> None:
+    check_sound([run_one(seed, FailingStory) for seed in range(50_000, 50_010)])
+
+
 def test_a_seed_of_batches_replays_exactly() -> None:
     first, second = BatchStory(4711), BatchStory(4711)
     assert first.run() == second.run()
@@ -56,4 +60,5 @@ def test_the_bug_planted_into_batches_is_found(bug: Bug, show: Callable[[str], N
     found = histories_needed(bug, MOST, BatchStory)
     assert found is not None, f"bug {bug.number} ({bug.title}) stayed hidden in {MOST} histories"
     show(line(bug, found))
-    assert run_one(found[0] - 1, BatchStory).violations == (), "the same seed must be green with the sound code"
+    sound = run_one(found[0] - 1, bug.kind or BatchStory)
+    assert sound.violations == (), "the same seed must be green with the sound code"

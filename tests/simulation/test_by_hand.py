@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from tests.simulation.stories_by_hand import SETTINGS, Hand, is_claim
 
 from pxrs.errors import NewerFormat, Unavailable
 from pxrs.model import Cause, MemberState, Owner
 from pxrs.stores.base import Swap
+from tests.simulation.stories_by_hand import SETTINGS, Hand, is_claim
 
 
 def test_nothing_is_claimed_when_the_time_of_the_member_ran_out_while_it_read_the_rows() -> None:
@@ -126,7 +126,7 @@ def test_an_owner_that_does_not_give_up_in_its_time_is_made_to() -> None:
 
 def test_an_owner_that_came_later_has_the_whole_time_to_give_up() -> None:
     hand = Hand()
-    coordinator = hand.member("A")[0].coordinator
+    coordinator = hand.member("A")[0].leader
     row, limit = hand.registry.partition(0), SETTINGS.revoke_timeout_ms / 1000
     early, late = Owner("B", "life-1"), Owner("B", "life-2")
     asked = [(early, 0.0), (early, 0.9 * limit), (late, limit), (late, 1.9 * limit), (late, 2 * limit)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pxrs.model import Cause, Group, Owner, Partition, Range
-from pxrs.testing.checker import Event, Planned, Processed, Rested, Sent, Shown, Stored, Waived, Withdrawn, check
+from pxrs.testing.faults.checker import Event, Planned, Processed, Rested, Sent, Shown, Stored, Waived, Withdrawn, check
 
 A, A2, B = Owner("A", "1"), Owner("A", "2"), Owner("B", "1")
 

@@ -10,8 +10,8 @@ import pytest
 
 from pxrs.model import Owner
 from pxrs.stores.base import Outcome, Swap
-from pxrs.testing.simulation import LEASES_MS, SETTINGS, Cluster, Process
-from pxrs.testing.world import World
+from tests.simulation.cluster import LEASES_MS, SETTINGS, Cluster, Process
+from tests.simulation.world import World
 
 LEASE = LEASES_MS[0] / 1000
 PHASES = 9
@@ -43,7 +43,7 @@ class Counted(Cluster):
         return super().apply(by, swaps)
 
     def leader(self) -> Process:
-        [found] = [process for process in self.living() if process.member.coordinator.leads]
+        [found] = [process for process in self.living() if process.member.leader.leads]
         return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pxrs.testing.stories import Story, run_many, run_one, totals
+from tests.simulation.histories import Story, run_many, run_one, totals
 
 HISTORIES = 2_000
 
@@ -19,7 +19,7 @@ def test_every_promise_holds_in_thousands_of_histories(show: Callable[[str], Non
     small = [(o.seed, o.too_small()) for o in outcomes if o.too_small()]
     assert not small, f"histories that tested too little: {small[:5]}"
     broken = [(o.seed, o.violations[0]) for o in outcomes if o.violations]
-    assert not broken, f"replay with: python -m pxrs.testing.stories --seed {broken[0][0]}\n{broken[:5]}"
+    assert not broken, f"replay with: python -m tests.simulation.histories --seed {broken[0][0]}\n{broken[:5]}"
 
 
 def test_a_few_histories_for_daily_use(show: Callable[[str], None]) -> None:

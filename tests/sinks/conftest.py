@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.sinks.sql_support import DATABASES, Server, SqlPlace, place_name
 
 from pxrs.testing.servers.mariadb import mariadb_server
 from pxrs.testing.servers.postgres import postgres_server
 from pxrs.testing.spark import spark
+from tests.sinks.sql.support import DATABASES, Server, SqlPlace, place_name
 
 __all__ = ["mariadb_server", "postgres_server", "spark"]
 

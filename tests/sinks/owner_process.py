@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pxrs.model import Batch, Grant, Owner
-
-from .support import Place, Rows, before_each_step, live
+from tests.sinks.support import Place, Rows, before_each_step, live
 
 
 class StoredRows(Rows):

@@ -19,7 +19,7 @@ import pxrs
 from pxrs.errors import Fenced, Unavailable
 from pxrs.logs.memory import MemoryLog
 from pxrs.model import Batch, Grant, Owner, Range
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.ports.sink import Sink
 from pxrs.sinks import ParquetSink, QueueSink
 
 QUEUE, LOG, GROUP = "orders", "log-1", "etl"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .support import Crash, Place, Rows, crash_at, live, pause_at, recover_all
+from tests.sinks.support import Crash, Place, Rows, crash_at, live, pause_at, recover_all
 
 KINDS = ("parquet", "hive", "queue")
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sinks.sql_support import SqlPlace
 
 from pxrs.errors import BadSetting, Damaged, NewerFormat, Refused
 from pxrs.model import Grant, Owner, Range
-from pxrs.runtime.sink import Sink
+from pxrs.runtime.ports.sink import Sink
 from pxrs.sinks import ParquetSink
-from pxrs.sinks.base import Note
-
-from .support import GROUP, LOG, QUEUE, Place, batch_of, output_of, values_in
+from pxrs.sinks.staged import Note
+from tests.sinks.sql.support import SqlPlace
+from tests.sinks.support import GROUP, LOG, QUEUE, Place, batch_of, output_of, values_in
 
 BATCH = batch_of(Range(3, 0, 9, 6))
 CLAIMED = Grant(3, Owner("B", "b" * 32), 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,7 @@ import pytest
 from pxrs.errors import BadSetting, Refused
 from pxrs.model import Range
 from pxrs.sinks import ParquetSink, output
-
-from .support import batch_of, output_of, values_in
+from tests.sinks.support import batch_of, output_of, values_in
 
 BATCH = batch_of(Range(0, 0, 9, 1))
 
@@ -173,6 +173,61 @@ def test_columns_that_change_are_refused_before_readers_fail_on_them(tmp_path: P
             sink.stage(BATCH, pa.table(changed))
     written(sink, 2, pa.table({"b": ["y"], "a": [2]}))  # another order is no change
     assert ds.dataset(str(tmp_path), format="parquet").to_table().num_rows == 2
+
+
+def rows_in(directory: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = ds.dataset(directory, format="parquet").to_table().to_pylist()
+    return sorted(found, key=lambda row: str(row["value"]))
+
+
+def test_a_column_without_any_value_gets_the_type_of_the_first_one(tmp_path: Path) -> None:
+    """Readers take the types from one file for all: one without them is written again."""
+    sink = ParquetSink(tmp_path / "out")
+    written(sink, 0, pa.table({"value": ["a"], "n": pa.nulls(1), "m": pa.nulls(1)}))
+    assert rows_in(tmp_path / "out") == [{"value": "a", "n": None, "m": None}]
+    written(sink, 1, pa.table({"value": ["b"], "n": [5], "m": pa.nulls(1)}))
+    written(ParquetSink(tmp_path / "out"), 2, pa.table({"value": ["c"], "n": pa.nulls(1), "m": ["x"]}))
+    schemas = {str(pq.read_schema(path)) for path in (tmp_path / "out").glob("*.parquet")}
+    assert schemas == {"value: string\nn: int64\nm: string"}
+    assert [(row["n"], row["m"]) for row in rows_in(tmp_path / "out")] == [(None, None), (5, None), (None, "x")]
+    with pytest.raises(Refused, match=r"changed from {'n': 'int64'} to {'n': 'string'}"):
+        written(sink, 3, pa.table({"value": ["d"], "n": ["five"], "m": ["x"]}))
+    assert [name for name in os.listdir(tmp_path / "out") if not name.endswith(".parquet")] == []
+
+
+@pytest.mark.parametrize("nothing_first", [True, False], ids=["without a type first", "with one first"])
+@pytest.mark.parametrize("shared", [True, False], ids=["one sink", "two processes"])
+def test_output_without_a_type_that_was_staged_beside_another_gets_it_too(
+    tmp_path: Path, shared: bool, nothing_first: bool
+) -> None:
+    """Both were written aside before either was shown."""
+    one = ParquetSink(tmp_path / "out", partition_by="day")
+    other = one if shared else ParquetSink(tmp_path / "out", partition_by="day")
+    tables = [
+        pa.table({"value": ["a"], "n": pa.nulls(1), "day": [1]}),
+        pa.table({"value": ["b"], "n": [5], "day": [2]}),
+    ]
+    batches = [batch_of(Range(0, number, number + 1, 1), number=number) for number in (0, 1)]
+    notes = [sink.stage(b, table) for sink, b, table in zip((one, other), batches, tables, strict=True)]
+    for sink, note in [(one, notes[0]), (other, notes[1])] if nothing_first else [(other, notes[1]), (one, notes[0])]:
+        sink.publish(note)
+    files = list((tmp_path / "out").rglob("*.parquet"))
+    assert {str(pq.ParquetFile(path).schema_arrow.field("n").type) for path in files} == {"int64"} and len(files) == 2
+
+
+def test_a_column_that_never_has_a_value_is_looked_up_once_in_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, read, looked = ParquetSink(tmp_path / "out"), pq.read_metadata, Counter[str]()
+
+    def counting(path: Any, *more: Any) -> Any:
+        looked[str(path)] += 1
+        return read(path, *more)
+
+    monkeypatch.setattr(pq, "read_metadata", counting)
+    for number in range(20):
+        written(sink, number, pa.table({"value": [str(number)], "n": pa.nulls(1)}))
+    assert len(rows_in(tmp_path / "out")) == 20 and max(looked.values()) < 5
 
 
 def test_threads_stage_and_publish_their_own_batches_at_the_same_time(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ import pxrs
 from pxrs.errors import BadSetting, Damaged, Refused, Unavailable
 from pxrs.model import Grant, Owner, Range
 from pxrs.rules.addressing import ONLY_FOR
-from pxrs.runtime.queue import Queue
+from pxrs.runtime.queue.queue import Queue
 from pxrs.sinks import QueueSink, output
-from pxrs.sinks.base import Note
-
-from .support import GROUP, LOG, QUEUE, batch_of, output_of
-from .test_parquet import Frame
+from pxrs.sinks.staged import Note
+from tests.sinks.support import GROUP, LOG, QUEUE, batch_of, output_of
+from tests.sinks.test_parquet import Frame
 
 BATCH = batch_of(Range(2, 0, 40, 1), Range(5, 0, 30, 3))
 
@@ -152,7 +151,7 @@ def test_a_batch_that_was_appended_in_part_is_completed_without_repeats(
     after: int, target: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = keyed(25_000)
-    sink = QueueSink(target)
+    sink = QueueSink(target, patience=0)
     note = sink.stage(BATCH, table)
     with monkeypatch.context() as patch:
         patch.setattr(target.log, "append", LogThatFails(target, after))
@@ -170,7 +169,7 @@ def test_a_takeover_after_the_log_has_forgotten_the_stamps_still_repeats_nothing
 ) -> None:
     small = pxrs.Settings(segment_bytes=2_000)
     with pxrs.open(f"file:{tmp_path}/target", partitions=2, settings=small) as target:
-        sink = QueueSink(target)
+        sink = QueueSink(target, patience=0)
         note = sink.stage(BATCH, keyed(50))
         with monkeypatch.context() as patch:
             patch.setattr(target.log, "append", LogThatFails(target, 0))

@@ -11,14 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.support import PATIENT, eventually
 
 import pxrs
 from pxrs.errors import BadSetting
-from pxrs.logs import durable, writer
-from pxrs.runtime.queue import Queue
-from pxrs.sinks import QueueSink, staging
+from pxrs.io import durable
+from pxrs.logs.file import writer
+from pxrs.runtime.queue.queue import Queue
+from pxrs.sinks import QueueSink
+from pxrs.sinks.staging import directory as staging
 from pxrs.testing.servers.nats import NatsServer
+from tests.runtime.support import PATIENT, eventually
 
 ROWS = Counter(b"%d" % number for number in range(60))
 QUICK = PATIENT.with_(backoff_max_ms=50)

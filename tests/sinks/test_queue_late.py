@@ -14,14 +14,13 @@ import pytest
 
 import pxrs
 from pxrs.errors import Unavailable
-from pxrs.logs import jetstream_writer
+from pxrs.logs.jetstream import writer as jetstream_writer
 from pxrs.model import Range
-from pxrs.runtime.queue import Queue
+from pxrs.runtime.queue.queue import Queue
 from pxrs.sinks import QueueSink, queue
-from pxrs.sinks.staging import Staging
+from pxrs.sinks.staging.directory import Staging
 from pxrs.testing.servers.nats import NatsServer, nats_server
-
-from .support import batch_of
+from tests.sinks.support import batch_of
 
 __all__ = ["nats_server"]
 

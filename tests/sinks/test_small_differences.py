@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,21 +14,20 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, create_engine
 
-from pxrs.clients.sql import Sort, Trouble
-from pxrs.clock import SystemClock
 from pxrs.errors import Conflict, Fenced, Unknown
-from pxrs.logs.durable import create_file
+from pxrs.io.clock import SystemClock
+from pxrs.io.durable import create_file
+from pxrs.io.sql.connections import Sort, Trouble
 from pxrs.model import Grant, Owner, Range
-from pxrs.runtime.registry import Registry
-from pxrs.runtime.sink import Overtaken
-from pxrs.sinks.plans import Claim
-from pxrs.sinks.sql_joined import Pending, _Once
-from pxrs.sinks.sql_staging import SqlStaging
-from pxrs.sinks.staging import Staging
+from pxrs.runtime.ports.sink import Overtaken
+from pxrs.runtime.registry.registry import CommitRequest, Registry
+from pxrs.sinks.sql.staging import SqlStaging
+from pxrs.sinks.sql.transaction import Pending, _FirstReadStore
+from pxrs.sinks.staging.directory import Staging
+from pxrs.sinks.staging.plan_and_seal import Claim
 from pxrs.stores.base import ABSENT, Store, Swap
 from pxrs.stores.memory import MemoryStore
-
-from .support import GROUP, LOG, QUEUE, batch_of
+from tests.sinks.support import GROUP, LOG, QUEUE, batch_of
 
 ME = Owner("B", "life-2")
 
@@ -63,7 +64,7 @@ def test_a_staging_directory_that_is_gone_is_told_and_not_taken_for_a_new_owner(
         shutil.rmtree(plans)
         create_file(path, content, temporary)
 
-    monkeypatch.setattr("pxrs.sinks.staging.create_file", unmount)
+    monkeypatch.setattr("pxrs.sinks.staging.directory.create_file", unmount)
     with pytest.raises(FileNotFoundError):
         staging.begin(batch_of(Range(0, 0, 5, 1)))
 
@@ -76,7 +77,7 @@ def test_a_plan_that_its_new_owner_has_swept_on_its_way_is_fenced(
     def overtaken(path: str, content: bytes, temporary: str) -> None:
         raise FileNotFoundError(temporary)
 
-    monkeypatch.setattr("pxrs.sinks.staging.create_file", overtaken)
+    monkeypatch.setattr("pxrs.sinks.staging.directory.create_file", overtaken)
     with pytest.raises(Fenced, match="one of its partitions has a new owner"):
         staging.begin(batch_of(Range(0, 0, 5, 1)))
 
@@ -116,7 +117,7 @@ def test_rows_that_changed_while_a_commit_waited_for_them_are_not_swapped_in_its
     """What has changed them may be an earlier try of the same commit, and then its output stands there already."""
     store = MemoryStore()
     before = store.swap_each([Swap("a", ABSENT, b"one")])[0].version
-    once = _Once(store)
+    once = _FirstReadStore(store)
     once.read(["a"])
     after = store.swap_each([Swap("a", before, b"two")])[0].version
     assert once.read(["a"]) == [("a", b"two", after)]
@@ -147,7 +148,7 @@ def test_output_is_not_committed_again_when_an_earlier_try_of_its_commit_has_lan
     registry.claim([0], ME)
     for note, ends in (("first", ["commit", "rollback"]), ("first", ["rollback"]), ("second", ["commit", "rollback"])):
         transaction = Noted(store)
-        registry.commit_together({Grant(0, ME, 1): 5}, note=note, transaction=transaction)
+        registry.store_progress(CommitRequest({Grant(0, ME, 1): 5}, note, lambda: transaction))  # noqa: B023 - called at once
         assert transaction.ends == ends
 
 
@@ -160,3 +161,22 @@ def test_a_commit_of_rows_and_checkpoints_without_an_answer_is_unknown_and_not_r
     pending.write(SimpleNamespace(commit=lose))  # type: ignore[arg-type]
     with pytest.raises(Unknown, match="no answer to a COMMIT"):
         pending.commit()
+
+
+def test_all_sinks_that_there_are_can_be_imported_without_sqlalchemy() -> None:
+    code = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "from pxrs.sinks import *\n"
+        "assert ParquetSink and QueueSink and 'SqlSink' not in dir()\n"
+        "import pxrs.sinks\n"
+        "try:\n    pxrs.sinks.SqlSink\n"
+        "except pxrs.errors.BadSetting as error:\n    print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True).stdout
+    assert said == "sqlalchemy is not installed: pip install 'pxrs[postgres]' or 'pxrs[mysql]'\n"
+
+
+def test_all_sinks_can_be_imported_at_once() -> None:
+    found: dict[str, object] = {}
+    exec("from pxrs.sinks import *", found)
+    assert {"ParquetSink", "QueueSink", "SqlSink"} <= found.keys()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.helpers import open_orders, run_fresh
 
 import pxrs
 from pxrs.testing.spark import spark
+from tests.spark.helpers import open_orders, run_fresh
 
 __all__ = ["spark"]
 

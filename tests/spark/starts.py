@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from tests.sinks.starts import run_starts
 
 import pxrs
 from pxrs.sinks import QueueSink
 from pxrs.spark import Pipeline
 from pxrs.testing.spark import lean_session
+from tests.sinks.starts import run_starts
 
 
 def pipeline(spark: SparkSession, queue: pxrs.Queue, group: str, member: str, sink: Any) -> Pipeline:

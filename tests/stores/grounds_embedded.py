@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import pytest
 
-from pxrs.clients.bell import Bells
+from pxrs.io.watch.file_bell import Bells
 from pxrs.stores.base import ABSENT, Row, Store, Swap
-from pxrs.testing.faults import open_store
+from pxrs.testing.faults.suite import open_store
 from pxrs.testing.ground import FileGround, Ground, Happening
 
 

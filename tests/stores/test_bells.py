@@ -10,10 +10,10 @@ import pytest
 
 from pxrs.settings import Settings
 from pxrs.stores.base import Store
-from pxrs.stores.lockfiles import LockFileStore
-from pxrs.stores.sqlite import SqliteStore
-from pxrs.testing.promises import Background, put
+from pxrs.stores.lockfiles.store import LockFileStore
+from pxrs.stores.sqlite.store import SqliteStore
 from pxrs.testing.servers.base import wait_until
+from pxrs.testing.stores.hooks import Background, put
 
 SOON = 30.0
 LONG = 3_600.0

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pxrs.testing.broken_stores import BROKEN, BrokenSuite, LosesReplies
 from pxrs.testing.conformance import StoreSuite, promises, run_suite
+from tests.stores.broken import BROKEN, BrokenSuite, LosesReplies
 
 
 @pytest.mark.parametrize("fault", BROKEN)

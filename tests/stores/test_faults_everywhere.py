@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pxrs.testing.faults import FaultSuite
+from pxrs.testing.faults.suite import FaultSuite
 from pxrs.testing.ground import Ground
-
-from .grounds_embedded import MemoryGround, SqliteGround
-from .grounds_etcd import EtcdGround
-from .grounds_lockfiles import LockFilesGround
-from .grounds_nats import NatsGround
-from .grounds_redis import RedisGround
-from .grounds_sql import MariadbGround, PostgresGround
+from tests.stores.etcd.ground import EtcdGround
+from tests.stores.grounds_embedded import MemoryGround, SqliteGround
+from tests.stores.lockfiles.ground import LockFilesGround
+from tests.stores.nats.ground import NatsGround
+from tests.stores.redis.ground import RedisGround
+from tests.stores.sql.ground import MariadbGround, PostgresGround
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

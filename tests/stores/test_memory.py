@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.drivers import find_driver
 from pxrs.errors import Closed
-from pxrs.plugins import find_driver
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Guarantee, Store, Swap
 from pxrs.stores.memory import REMEMBERED_CHANGES, MemoryStore
-from pxrs.testing.broken_stores import LosesReplies, MemorySuite
-from pxrs.testing.promises import Background, get, put, value_of
+from pxrs.testing.stores.hooks import Background, get, put, value_of
+from tests.stores.broken import LosesReplies, MemorySuite
 
 
 def opened(url: str) -> MemoryStore:

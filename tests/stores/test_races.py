@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pxrs.stores.memory import MemoryStore
-from pxrs.testing import racing
+from pxrs.testing.faults import racing
 
 ROUNDS = 50
 

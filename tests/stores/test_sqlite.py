@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from pxrs.clients import sqlite as connections
+from pxrs.drivers import find_driver
 from pxrs.errors import BadUrl, Damaged, NewerFormat, NotFound, Refused, Unavailable
-from pxrs.plugins import find_driver
 from pxrs.settings import Settings
-from pxrs.stores import sqlite as driver
 from pxrs.stores.base import ABSENT, CONFLICT, Store, Swap, Verdict
-from pxrs.stores.sqlite import SqliteStore
-from pxrs.testing import racing
+from pxrs.stores.sqlite import connections
+from pxrs.stores.sqlite import store as driver
+from pxrs.stores.sqlite.store import SqliteStore
 from pxrs.testing.conformance import StoreSuite
-from pxrs.testing.promises import Background, get, put, swap, value_of
-from pxrs.testing.promises_of_sharing import in_forked_child
+from pxrs.testing.faults import racing
+from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
+from pxrs.testing.stores.sharing import in_forked_child
 
 SOON = 30.0
 LONG = 3_600.0
@@ -331,7 +331,7 @@ def test_b46_a_child_holds_a_lock_of_its_own(path: Path, store: SqliteStore) -> 
 def test_a_wait_is_woken_by_another_process(store: SqliteStore, path: Path) -> None:
     mark = store.wait("w/", 0, 0.0)
     call = Background(store.wait, "w/", mark, LONG)
-    code = f"from pxrs.testing.racing import write; write('sqlite:{path}', 'w/1')"
+    code = f"from pxrs.testing.faults.racing import write; write('sqlite:{path}', 'w/1')"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=SOON)
     call.result(SOON, "a wait for another process")
     assert value_of(store, "w/1") == b"x"

@@ -1,1 +1,1 @@
-"""Message logs: one file for each backend, reached by URL through ``pxrs.plugins``."""
+"""Message logs: a folder for each backend, reached by URL through ``pxrs.drivers``."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from pxrs.errors import BadSetting, Mismatch
-from pxrs.latch import Nudge
+from pxrs.io.signals import Nudge
 from pxrs.settings import DEFAULT_HASH, DEFAULT_PARTITIONS, DEFAULT_REDUCE, MAX_PARTITIONS
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
@@ -51,7 +51,7 @@ class LogIdentity:
     id: str
 
 
-class Wish(NamedTuple):
+class OpenOptions(NamedTuple):
     """What the caller says about a log when it opens it; None = as recorded, or the default for a new one."""
 
     partitions: int | None = None
@@ -59,14 +59,18 @@ class Wish(NamedTuple):
     reduce: str | None = None
 
 
-def agree(name: str, wish: Wish, recorded: LogIdentity | None) -> LogIdentity:
+Wish = OpenOptions
+"""The name until 0.6; drivers of other packages may import it."""
+
+
+def agree(name: str, wish: OpenOptions, recorded: LogIdentity | None) -> LogIdentity:
     """The identity to work with: the recorded one if the wish does not contradict it, else a new one."""
     if recorded is None:
         count = DEFAULT_PARTITIONS if wish.partitions is None else wish.partitions
         if type(count) is not int or not 1 <= count <= MAX_PARTITIONS:
             raise BadSetting(f"partitions = {count!r}: a whole number from 1 to {MAX_PARTITIONS}")
         return LogIdentity(name, count, wish.hash or DEFAULT_HASH, wish.reduce or DEFAULT_REDUCE, secrets.token_hex(8))
-    for what in Wish._fields:
+    for what in OpenOptions._fields:
         wanted, stored = getattr(wish, what), getattr(recorded, what)
         if wanted is not None and wanted != stored:
             raise Mismatch(
@@ -116,7 +120,7 @@ class Stamp(NamedTuple):
         return hash(self[:2])
 
 
-class Rows(NamedTuple):
+class FewRows(NamedTuple):
     """A few messages to append to one partition, as plain values; they have neither headers nor tenants.
 
     ``ids`` holds the 16 bytes of each, one after the other.
@@ -198,7 +202,7 @@ class Log(ABC):
 
     @property
     def largest_message(self) -> int | None:
-        """How large one message may be, as ``pxrs.logs.sizes`` counts it; None: this log knows no limit."""
+        """How large one message may be, as ``pxrs.logs.message_size`` counts it; None: this log knows no limit."""
         return None
 
     @abstractmethod
@@ -215,7 +219,7 @@ class Log(ABC):
         may be stored then.
         """
 
-    def append_rows(self, rows: Mapping[int, Rows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
+    def append_rows(self, rows: Mapping[int, FewRows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
         """The same for a few messages to each partition: a log may have a shorter way for them than over Arrow."""
         return self.append({partition: few.batch() for partition, few in rows.items()}, stamps)
 

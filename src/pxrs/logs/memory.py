@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
+from pxrs.drivers import split_url
 from pxrs.errors import Closed, NotFound, Refused, masked_url
-from pxrs.logs.base import DEAD_LETTERS, Chunk, Log, LogIdentity, OwnRegistry, Piece, Stamp, Wish, agree
-from pxrs.logs.records import (
+from pxrs.logs.base import DEAD_LETTERS, Chunk, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Stamp, agree
+from pxrs.logs.batches import (
     check_entries,
     check_partition,
     first_at,
@@ -21,13 +22,12 @@ from pxrs.logs.records import (
     with_offsets,
 )
 from pxrs.model import check_name
-from pxrs.plugins import split_url
 from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-class _Partition:
+class _PartitionLog:
     """The batches of one partition, the stamps they came with, and who wants to know of new ones."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _Content:
     def __init__(self, identity: LogIdentity) -> None:
         self.identity = identity
         self.lock = threading.Lock()
-        self.partitions = [_Partition() for _ in range(identity.partitions)]
+        self.partitions = [_PartitionLog() for _ in range(identity.partitions)]
         self.siblings: dict[str, _Content] = {}
         self.registry = OwnRegistry()
 
@@ -92,7 +92,7 @@ class MemoryLog(Log):
         self._closed = False
 
     @classmethod
-    def open(cls, url: str, wish: Wish, settings: Settings, create: bool) -> MemoryLog:  # noqa: ARG003 - the driver's signature
+    def open(cls, url: str, wish: OpenOptions, settings: Settings, create: bool) -> MemoryLog:  # noqa: ARG003 - the driver's signature
         _, place = split_url(url)
         name = check_name("queue", place) if place else ""
         with _named_lock:
@@ -106,7 +106,7 @@ class MemoryLog(Log):
         agree(name, wish, content.identity)
         return cls(content)
 
-    def _partition(self, number: int) -> _Partition:
+    def _partition(self, number: int) -> _PartitionLog:
         if self._closed:
             raise Closed(f"the log of queue {self.identity.name!r} is closed")
         check_partition(self.identity.name, number, self.identity.partitions)
@@ -192,7 +192,7 @@ class MemoryLog(Log):
             found = self._content.siblings.get(name)
             if found is None and not create:
                 return None
-            wish = Wish(partitions, self.identity.hash, self.identity.reduce)
+            wish = OpenOptions(partitions, self.identity.hash, self.identity.reduce)
             if found is None:
                 found = self._content.siblings[name] = _Content(agree(parts[-1], wish, None))
         agree(name, wish, found.identity)

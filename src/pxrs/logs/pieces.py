@@ -12,8 +12,8 @@ from contextlib import closing
 import pyarrow as pa
 
 from pxrs.errors import Damaged, Refused, Unavailable
-from pxrs.logs.base import SCHEMA, Piece, Wish
-from pxrs.logs.segment import Place, message_at, read_batch
+from pxrs.logs.base import SCHEMA, OpenOptions, Piece
+from pxrs.logs.formats.segment import BatchPosition, message_at, read_batch
 
 
 def read_range(
@@ -56,12 +56,12 @@ def read_piece(piece: Piece, start: int, end: int, columns: Collection[str] | No
 
 def _read_log(piece: Piece, start: int, end: int) -> Iterator[pa.RecordBatch]:
     """Through the driver of a server: its path is the log's URL, and behind a # the partition."""
-    from pxrs.plugins import find_driver  # most tasks read files, and need neither
+    from pxrs.drivers import find_driver  # most tasks read files, and need neither
     from pxrs.settings import Settings
 
     url, _, partition = piece.path.rpartition("#")
     low, high = max(start, piece.start), min(end, piece.end)
-    with closing(find_driver("pxrs.logs", url).open(url, Wish(), Settings(), False)) as log:
+    with closing(find_driver("pxrs.logs", url).open(url, OpenOptions(), Settings(), False)) as log:
         while low < high:
             batch = log.read(int(partition), low, high - low)
             if batch is None:
@@ -88,7 +88,7 @@ def _sealed_path(piece: Piece) -> str:
 
 
 def _read_sealed(piece: Piece, start: int, end: int, columns: Collection[str] | None) -> Iterator[pa.RecordBatch]:
-    from pxrs.logs.parquet import SealedFile  # a task that reads none does without Parquet
+    from pxrs.logs.formats.sealed_parquet import SealedFile  # a task that reads none does without Parquet
 
     base = int(os.path.basename(piece.path).partition(".")[0])
     file = SealedFile(_sealed_path(piece), base)
@@ -108,7 +108,7 @@ def _read_segment(stored: pa.Buffer, piece: Piece, start: int, end: int) -> Iter
         header = opened.header
         low, high = max(start, header.base), min(end, header.end)
         if low < high:
-            place = Place(header.base, position, header.length)
+            place = BatchPosition(header.base, position, header.length)
             message = stored.slice(place.position, place.length)
             batch = read_batch(message, place, piece.path, opened.fits)
             yield batch if high - low == header.rows else batch.slice(low - header.base, high - low)

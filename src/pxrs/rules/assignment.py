@@ -29,9 +29,9 @@ def plan(assignor: str, partitions: int, members: Iterable[str], previous: Targe
     return _ASSIGNORS[assignor](partitions, sorted_members(members), previous)
 
 
-def check_assignor(assignor: str) -> None:
+def check_assignor(assignor: object) -> None:
     """Refuse a name that no assignor has."""
-    if assignor not in _ASSIGNORS:
+    if not isinstance(assignor, str) or assignor not in _ASSIGNORS:
         raise BadSetting(f"assignor {assignor!r} is not known; known are {', '.join(_ASSIGNORS)}")
 
 

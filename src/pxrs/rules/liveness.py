@@ -134,7 +134,7 @@ def beat_seconds(row: MemberRow) -> float:
     return BEAT_SLACK * (row.beat_ms or row.lease_ms / _BEATS) / 1000
 
 
-class _Sight(NamedTuple):
+class _LastMove(NamedTuple):
     """A counter as it was first seen at its present number, when that was, and whether it has ever moved."""
 
     life: str
@@ -151,18 +151,18 @@ class Onlooker:
     """
 
     def __init__(self) -> None:
-        self._sights: dict[str, _Sight] = {}
+        self._sights: dict[str, _LastMove] = {}
 
     def see(self, rows: Iterable[MemberRow], now: float) -> None:
         """Take in the rows as they are now. Members that are not among them are forgotten."""
         self._sights = {row.id: self._sight(row, now) for row in rows}
 
-    def _sight(self, row: MemberRow, now: float) -> _Sight:
+    def _sight(self, row: MemberRow, now: float) -> _LastMove:
         before = self._sights.get(row.id)
         if before is None:
-            return _Sight(row.inc, row.beat, now, moved=False)
+            return _LastMove(row.inc, row.beat, now, moved=False)
         if (before.life, before.beat) != (row.inc, row.beat):
-            return _Sight(row.inc, row.beat, now, moved=True)
+            return _LastMove(row.inc, row.beat, now, moved=True)
         return before
 
     def judge(self, row: MemberRow, wall: float, now: float) -> Sign:

@@ -9,7 +9,7 @@ KEPT_CHUNKS = 2
 """The last chunks of a partition always stay: retries are looked for there, and the last one still grows."""
 
 
-class Stored(NamedTuple):
+class RetainedPart(NamedTuple):
     """A part of a partition that is deleted as a whole; ``last_us`` is its newest time, None if that is not known."""
 
     start: int
@@ -30,21 +30,21 @@ class Policy(NamedTuple):
         return bool(self.age_ms or self.bytes or self.until_consumed)
 
 
-class Verdict(NamedTuple):
+class RetentionDecision(NamedTuple):
     """Where the partition may start from now on; ``wanted`` is where it would start if no group needed more."""
 
     start: int
     wanted: int
 
 
-def judge(chunks: Sequence[Stored], policy: Policy, checkpoint: int | None, now_us: int) -> Verdict:
+def judge(chunks: Sequence[RetainedPart], policy: Policy, checkpoint: int | None, now_us: int) -> RetentionDecision:
     """Apply the policy to one partition; ``checkpoint`` is the smallest of all groups, None if there is no group.
 
     No rule deletes what a group has still to consume. What a running batch was planned for is not committed yet: it
     stands above a checkpoint, so it stays too.
     """
     if not chunks:
-        return Verdict(0, 0)
+        return RetentionDecision(0, 0)
     first, old = chunks[0].start, chunks[:-KEPT_CHUNKS]
     by_size = sum(chunk.bytes for chunk in chunks) - policy.bytes
     wanted = first
@@ -55,12 +55,12 @@ def judge(chunks: Sequence[Stored], policy: Policy, checkpoint: int | None, now_
         wanted = chunk.end
         by_size -= chunk.bytes
     needed = wanted if checkpoint is None else checkpoint
-    return Verdict(max([first, *(chunk.end for chunk in old if chunk.end <= min(wanted, needed))]), wanted)
+    return RetentionDecision(max([first, *(chunk.end for chunk in old if chunk.end <= min(wanted, needed))]), wanted)
 
 
-def _is_too_old(chunk: Stored, policy: Policy, now_us: int) -> bool:
+def _is_too_old(chunk: RetainedPart, policy: Policy, now_us: int) -> bool:
     return policy.age_ms > 0 and chunk.last_us is not None and chunk.last_us < now_us - policy.age_ms * 1_000
 
 
-def _is_consumed(chunk: Stored, policy: Policy, checkpoint: int | None) -> bool:
+def _is_consumed(chunk: RetainedPart, policy: Policy, checkpoint: int | None) -> bool:
     return policy.until_consumed and checkpoint is not None and chunk.end <= checkpoint

@@ -1,1 +1,1 @@
-"""The loops: registry, producer, member, coordinator, consumer; the queue facade puts them together."""
+"""The loops: registry, producer, member, leader, consumer; the queue facade puts them together."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 
-from pxrs.errors import BadSetting
+from pxrs.errors import BadSetting, NotFound
 from pxrs.logs.base import Row
-from pxrs.logs.records import numbers
+from pxrs.logs.batches import numbers
 from pxrs.model import Delivered, Message
 from pxrs.rules.texts import values_of
 
@@ -28,7 +28,13 @@ class Context(NamedTuple):
     attempt: int
 
 
-class Parcel(NamedTuple):
+class DeadLetterBox(Protocol):
+    """Where messages go that a handler could not process."""
+
+    def keep(self, message: Message, cause: BaseException | str, stack: str, tries: int, context: Context) -> None: ...
+
+
+class HandlerCall(NamedTuple):
     """What one call of a handler gets: the payload, and the offsets ``[start, end)`` that it covers."""
 
     payload: Any
@@ -83,7 +89,7 @@ def _sparse(array: pa.Array) -> Iterable[Any]:
     return repeat(None, len(array)) if array.null_count == len(array) else values_of(array)
 
 
-def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) -> Iterator[Parcel]:
+def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) -> Iterator[HandlerCall]:
     """Cut a batch into what single calls of a handler of lists or Arrow batches get."""
     if not batch.num_rows:
         return
@@ -91,10 +97,10 @@ def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) 
     for start in range(0, batch.num_rows, rows):
         part = batch.slice(start, rows)
         payload = part if deliver == "arrow" else list(messages_of(part, partition))
-        yield Parcel(payload, first + start, first + start + part.num_rows)
+        yield HandlerCall(payload, first + start, first + start + part.num_rows)
 
 
-def singles(batch: pa.RecordBatch, parcel: Parcel, partition: int, deliver: Deliver) -> Iterator[Parcel]:
+def singles(batch: pa.RecordBatch, parcel: HandlerCall, partition: int, deliver: Deliver) -> Iterator[HandlerCall]:
     """The same messages again, each alone: how one bad message is told from its neighbours."""
     first: int = batch.column("offset")[0].as_py()
     part = batch.slice(parcel.start - first, parcel.end - parcel.start)
@@ -106,7 +112,7 @@ def message_at(batch: pa.RecordBatch, offset: int, partition: int) -> Message:
     return next(messages_of(batch.slice(offset - first, 1), partition))
 
 
-def message_of(batch: pa.RecordBatch, parcel: Parcel, partition: int) -> Message:
+def message_of(batch: pa.RecordBatch, parcel: HandlerCall, partition: int) -> Message:
     """The message of a parcel that has one only, however it was delivered."""
     found = parcel.payload
     return found if isinstance(found, Message) else message_at(batch, parcel.start, partition)
@@ -131,6 +137,20 @@ def check_handler(handler: object) -> None:
             raise BadSetting(f"handler {_name(handler)} is a generator: it would do nothing when called; use no yield")
     if not 1 <= _wanted(handler, 2) <= 2:
         raise BadSetting(f"handler {_name(handler)} must take (message) or (message, context)")
+
+
+def check_called(name: str, function: object, arguments: str) -> None:
+    """Refuse what could not be called when the time has come; None means that nothing is."""
+    if function is not None and not callable(function):
+        raise BadSetting(f"{name} = {function!r}: must be a function of ({arguments})")
+
+
+def check_reading(queue: str, partitions: int, partition: object, limit: object) -> None:
+    """Refuse a partition that a queue does not have, and a number of messages that is none."""
+    if type(partition) is not int or not 0 <= partition < partitions:
+        raise NotFound(f"queue {queue!r} has no partition {partition!r}: they are 0 to {partitions - 1}")
+    if type(limit) is not int or limit < 0:
+        raise BadSetting(f"limit = {limit!r}: must be a number of messages, a whole number from 0")
 
 
 def _name(handler: object) -> str:

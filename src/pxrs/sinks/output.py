@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pxrs.errors import BadSetting, Refused, Unavailable
-from pxrs.sinks.disk import raise_of_disk
-from pxrs.sinks.hive import COPYING, NULL
+from pxrs.sinks.disk_errors import raise_of_disk
+from pxrs.sinks.hive_names import COPYING, NULL
 
 SMALL = 20_000
 """A Spark batch of at most so many messages is collected and written by the driver: one job less, 100 ms saved."""

@@ -10,20 +10,21 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pxrs.errors import BadSetting, HandlerFailed, Refused
-from pxrs.logs.durable import make_directories, sync_directory
+from pxrs.io.durable import make_directories, sync_directory
 from pxrs.model import Batch
-from pxrs.runtime.sink import Sink
-from pxrs.sinks.base import Note, StagedSink
-from pxrs.sinks.hive import check_frame, check_table, split_table
+from pxrs.runtime.ports.sink import Sink
+from pxrs.sinks.hive_names import check_frame, check_table, split_table
+from pxrs.sinks.null_columns import Shown, Types, changed, filled, give_types, is_known, types_in, with_types
 from pxrs.sinks.output import write_frame
-from pxrs.sinks.staging import Staging, is_missing, local_directory, staging_in, visible_files
+from pxrs.sinks.staged import Note, StagedSink
+from pxrs.sinks.staging.directory import Staging, is_missing, local_directory, staging_in, visible_files
 
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
 _PLAIN = {"store_schema": False, "coerce_timestamps": "us", "allow_truncated_timestamps": True}
@@ -34,7 +35,8 @@ class ParquetSink(StagedSink):
     """Output as Parquet files below a local directory, in Hive directories if ``partition_by`` names columns.
 
     ``pyarrow.dataset`` and ``spark.read.parquet`` of the directory see committed batches only, each once. The files of
-    one batch appear one after the other, within moments. The columns must keep their types: a change is refused.
+    one batch appear one after the other, within moments. The columns must keep their types: a change is refused. A
+    column in which all was None gets the type of its first values, also in the files that are there.
     Output waits for its commit in ``_NAME.staging`` beside the directory, or in ``staging``, on the same file system.
     ``instead_of`` is the sink that the group used before: it shows what it may have committed last.
     """
@@ -51,7 +53,7 @@ class ParquetSink(StagedSink):
     ) -> None:
         shown = local_directory(directory)
         super().__init__(shown, _beside(shown) if staging is None else staging_in(staging), instead_of)
-        self._partition_by = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        self._partition_by = _columns(partition_by)
         for column in self._partition_by:
             if not column or column.startswith(("_", ".")):
                 raise BadSetting(f"partition_by = {column!r}: readers skip directories whose names begin like that")
@@ -59,7 +61,9 @@ class ParquetSink(StagedSink):
             raise BadSetting(f"compression = {compression!r}: one of {', '.join(_COMPRESSIONS)}")
         self._compression = compression
         self._lock = threading.Lock()
-        self._types: dict[str, str] | None = None
+        self._shown = Shown(self.target)
+        self._types: Types | None = None
+        self._is_first = False  # the types are those of this sink's own output, and nothing of it is shown yet
 
     def __repr__(self) -> str:
         by = f", partition_by={self._partition_by!r}" if self._partition_by else ""
@@ -81,12 +85,7 @@ class ParquetSink(StagedSink):
 
     def _with_types(self, output: pa.Table) -> pa.Table:
         """A column in which all is None has no type: it gets that of what is in the directory."""
-        shown = self._shown_schema() if any(map(pa.types.is_null, output.schema.types)) else None
-        for number, field in enumerate(output.schema):
-            if shown is not None and pa.types.is_null(field.type) and field.name in shown.names:
-                values = pa.nulls(output.num_rows, shown.field(field.name).type)
-                output = output.set_column(number, field.name, values)
-        return output
+        return output if is_known(types_in(output.schema)) else with_types(output, self._first_types() or {})
 
     def _check_empty(self, output: pa.Table) -> None:
         self._check_columns(output.column_names)
@@ -94,9 +93,8 @@ class ParquetSink(StagedSink):
         file = pa.BufferOutputStream()
         with _explained():
             self._write_file(output.drop_columns(self._partition_by), file)
-        found = _types_of(pq.read_metadata(pa.BufferReader(file.getvalue())))
         if first := self._first_types():
-            self._check_types({name: first.get(name, kind) if kind == "null" else kind for name, kind in found.items()})
+            self._check_types(first, _types_of(pq.read_metadata(pa.BufferReader(file.getvalue()))))
 
     def _check_columns(self, columns: Sequence[str]) -> None:
         twice = sorted({column for column in columns if list(columns).count(column) > 1})
@@ -129,47 +127,64 @@ class ParquetSink(StagedSink):
         """Drop empty files, as Spark writes them for empty tasks, and refuse other types than were written before."""
         for path in list(visible_files(data)):
             footer = pq.read_metadata(path)
-            if footer.num_rows or self._first_types():
-                self._check_types(_types_of(footer))
+            types = _types_of(footer)
+            if first := self._first_types(types if footer.num_rows else None):
+                self._check_types(first, types)
+                if footer.num_rows and filled(first, types) != first:
+                    self._learn(types)
             if not footer.num_rows:
                 os.unlink(path)
 
-    def _first_types(self, types: dict[str, str] | None = None) -> dict[str, str] | None:
+    def _first_types(self, types: Types | None = None) -> Types | None:
         """The types of the first output, which all others must have; those given, if there was none."""
         with self._lock:
-            self._types = self._types or self._types_shown() or types
+            if self._types is None or not is_known(self._types):
+                self._types = self._shown.learn(self._types)
+            if self._types is None and types is not None:
+                self._types, self._is_first = types, True
             return self._types
 
-    def _check_types(self, types: dict[str, str]) -> None:
-        first = self._first_types(types) or types
-        if types != first:
-            before, now = ({k: v for k, v in a.items() if b.get(k) != v} for a, b in ((first, types), (types, first)))
+    def _learn(self, types: Types) -> None:
+        """The first values of columns in which all was None so far: what is shown without their types gets them."""
+        with self._lock:
+            self._types = known = filled(self._types or types, types)
+        self._shown.give(known, self._write_file)
+
+    def _check_types(self, first: Types, types: Types) -> None:
+        before, now = changed(first, types)
+        if before or now:
             raise Refused(
                 f"the columns of the output have changed from {before} to {now}: readers of {self.target} would "
                 "fail or lose columns. Cast them, or write to another directory"
             )
 
-    def _types_shown(self) -> dict[str, str] | None:
-        """The columns of what is in the directory already, written by an earlier run or another group."""
-        shown = self._shown_schema()
-        return None if shown is None else _types_in(shown)
-
-    def _shown_schema(self) -> pa.Schema | None:
-        shown = next((path for path in visible_files(self.target) if path.endswith(".parquet")), None)
-        return None if shown is None else pq.read_metadata(shown).schema.to_arrow_schema()
-
     def _is_shown(self, note: Note, file: str) -> bool:
         return os.path.lexists(os.path.join(note.target, file))
 
     def _show(self, staging: Staging, note: Note) -> None:
+        moved: list[str] = []
         while files := staging.files(note.batch):
             folders = {note.target}
             for path in files:
                 shown = os.path.join(note.target, os.path.relpath(path, staging.data(note.batch)))
                 folders.add(os.path.dirname(shown))
                 _move(path, shown)
+                moved.append(shown)
             for folder in folders:  # also of files that another moved: it may not have come to this point
                 sync_directory(folder)
+        if note.target == self.target:
+            self._give_types(moved)
+
+    def _give_types(self, moved: Sequence[str]) -> None:
+        """Others may have shown columns with a type, or without one, since the output was written aside."""
+        if not all(is_known(_types_of(pq.read_metadata(path))) for path in moved if not is_missing(path)):
+            if types := self._first_types():
+                for path in moved:
+                    with suppress(FileNotFoundError):
+                        give_types(path, types, self._write_file)
+        elif self._is_first and moved and self._types is not None:
+            self._is_first = False
+            self._shown.give(self._types, self._write_file)
 
 
 @contextmanager
@@ -180,12 +195,15 @@ def _explained() -> Iterator[None]:
         raise Refused(f"the output cannot be written as Parquet: {error}") from error
 
 
-def _types_of(footer: pq.FileMetaData) -> dict[str, str]:
-    return _types_in(footer.schema.to_arrow_schema())
+def _types_of(footer: pq.FileMetaData) -> Types:
+    return types_in(footer.schema.to_arrow_schema())
 
 
-def _types_in(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}
+def _columns(partition_by: object) -> list[str]:
+    named = [partition_by] if isinstance(partition_by, str) else partition_by
+    if not isinstance(named, Sequence) or not all(isinstance(column, str) for column in named):
+        raise BadSetting(f"partition_by = {partition_by!r}: must be the name of a column, or a list of names")
+    return list(named)
 
 
 def _beside(directory: str) -> str:

@@ -13,20 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pxrs.clock import SystemClock
 from pxrs.errors import BadSetting, Damaged, Refused
+from pxrs.io.clock import SystemClock
 from pxrs.logs.base import ENTRY_SCHEMA, Stamp
 from pxrs.model import Batch
 from pxrs.rules.addressing import without_mark
-from pxrs.runtime.appending import patiently
-from pxrs.runtime.once import Once
-from pxrs.runtime.parcels import Packer, TableParcel
-from pxrs.runtime.queue import Queue
-from pxrs.runtime.sink import Sink
-from pxrs.runtime.tables import body_parts
-from pxrs.sinks.base import Note, StagedSink
+from pxrs.runtime.ports.sink import Sink
+from pxrs.runtime.producer.append_once import AppendOnce
+from pxrs.runtime.producer.packing import Packer, TableParcel
+from pxrs.runtime.producer.retry import patiently
+from pxrs.runtime.producer.table_input import body_parts
+from pxrs.runtime.queue.queue import Queue
+from pxrs.settings import check_patience
 from pxrs.sinks.output import write_frame
-from pxrs.sinks.staging import Staging, staging_in
+from pxrs.sinks.staged import Note, StagedSink
+from pxrs.sinks.staging.directory import Staging, staging_in
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ _OF_THE_SOURCE = ("topic", "partition", "offset", "timestampType", "id", "epoch"
 """Columns that say where a message came from; they are left out, so that messages can be passed on as they are."""
 
 
-class Part(NamedTuple):
+class ChunkPart(NamedTuple):
     """Rows of one chunk that go to one partition, and how far that reached before any of them can stand in it."""
 
     partition: int
@@ -78,8 +79,7 @@ class QueueSink(StagedSink):
                 f"the log of queue {queue.name!r} has no directory; say where output can wait for its commit: "
                 "QueueSink(queue, staging=DIR), a directory that all members reach"
             )
-        if not patience >= 0:
-            raise BadSetting(f"patience = {patience!r}: seconds are needed, 0 or more")
+        check_patience(patience)
         super().__init__(queue.log.identity.id, staging_in(directory), instead_of)
         self._queue = queue
         self._patience = patience
@@ -118,14 +118,14 @@ class QueueSink(StagedSink):
                 raise Refused(f"the output for queue {queue.name!r}: {error}") from error
             yield from (body for body, _, _ in parts)
 
-    def _parts(self, batch: Batch, bodies: Iterable[pa.RecordBatch]) -> Iterator[Part]:
+    def _parts(self, batch: Batch, bodies: Iterable[pa.RecordBatch]) -> Iterator[ChunkPart]:
         packer = Packer(self._queue.partitioner, self._queue.partitions, xxhash.xxh3_64_digest(batch.name.encode()))
         producer = f"{batch.group}-{batch.owner.inc[:12]}.{batch.attempt}/{min(batch.partitions, default=0)}"
         for chunk, body in enumerate(bodies):
             stamp = Stamp(producer, (batch.number << 20) + chunk)
             for partition, rows in packer.pack([TableParcel(lambda _: None, body, None)]).batches.items():
                 bounds = self._wait(partial(self._queue.log.bounds, partition))
-                yield Part(partition, bounds[1], stamp, rows)
+                yield ChunkPart(partition, bounds[1], stamp, rows)
 
     def _wait(self, work: Callable[[], T]) -> T:
         """Work with the log, which may be away for a while. It bears to be repeated."""
@@ -135,7 +135,7 @@ class QueueSink(StagedSink):
         return super()._can_show(note) and note.target == self.target
 
     def _show(self, staging: Staging, note: Note) -> None:
-        once = Once(self._queue.log, lambda: staging.holds(note.batch))
+        once = AppendOnce(self._queue.log, lambda: staging.holds(note.batch))
         for path in staging.files(note.batch):
             try:
                 parts = _read_parts(path)
@@ -169,7 +169,7 @@ def _headers_to_pass_on(table: pa.Table) -> tuple[int, str, pa.ChunkedArray]:
     return table.schema.get_field_index("headers"), "headers", without_mark(table.column("headers"))
 
 
-def _read_parts(path: str) -> list[Part]:
+def _read_parts(path: str) -> list[ChunkPart]:
     """What was staged, mapped."""
     try:
         with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
@@ -178,9 +178,9 @@ def _read_parts(path: str) -> list[Part]:
         raise Damaged(f"{path}, which is committed and not shown yet, cannot be read: {error}") from error
 
 
-def _part(rows: pa.RecordBatch, about: Mapping[bytes, bytes]) -> Part:
+def _part(rows: pa.RecordBatch, about: Mapping[bytes, bytes]) -> ChunkPart:
     stamp = Stamp(about[b"producer"].decode(), int(about[b"sequence"]))
-    return Part(int(about[b"partition"]), int(about[b"after"]), stamp, rows)
+    return ChunkPart(int(about[b"partition"]), int(about[b"after"]), stamp, rows)
 
 
-__all__ = ["Part", "QueueSink"]
+__all__ = ["ChunkPart", "QueueSink"]

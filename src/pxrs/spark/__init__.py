@@ -12,29 +12,31 @@ The names are loaded when they are first used: a Spark task that reads a piece o
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pxrs.errors import BadSetting
 
 if TYPE_CHECKING:
-    from pxrs.spark.fenced import fenced
-    from pxrs.spark.formats import register
-    from pxrs.spark.frame import frame
-    from pxrs.spark.pipeline import Pipeline
-    from pxrs.spark.pyfiles import py_files
-    from pxrs.spark.routing import routed
-    from pxrs.spark.session import session
+    from pxrs.spark.pipeline.pipeline import Pipeline
+    from pxrs.spark.read.frame import frame
+    from pxrs.spark.setup.py_files import py_files
+    from pxrs.spark.setup.register import register
+    from pxrs.spark.setup.session import session
+    from pxrs.spark.stream.foreach_batch import fenced
+    from pxrs.spark.write.routing import routed
 
 __all__ = ["Pipeline", "fenced", "frame", "py_files", "register", "routed", "session"]
 
 _HOMES = {
-    "Pipeline": "pxrs.spark.pipeline", "fenced": "pxrs.spark.fenced", "frame": "pxrs.spark.frame",
-    "py_files": "pxrs.spark.pyfiles", "register": "pxrs.spark.formats", "routed": "pxrs.spark.routing",
-    "session": "pxrs.spark.session",
-}  # fmt: skip
+    "Pipeline": "pxrs.spark.pipeline.pipeline",
+    "fenced": "pxrs.spark.stream.foreach_batch",
+    "frame": "pxrs.spark.read.frame",
+    "py_files": "pxrs.spark.setup.py_files",
+    "register": "pxrs.spark.setup.register",
+    "routed": "pxrs.spark.write.routing",
+    "session": "pxrs.spark.setup.session",
+}
 _EXTRA = {"pyspark", "py4j", "pandas"}
 
 
@@ -53,14 +55,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps ``fenced``, ``frame`` and ``session`` functions: to load the modules of these names would replace them."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -1,1 +1,1 @@
-"""Registry stores: one file for each backend, reached by URL through ``pxrs.plugins``."""
+"""Registry stores: a folder for each backend, reached by URL through ``pxrs.drivers``."""

@@ -45,6 +45,8 @@ class Guarantee(Enum):
 def check_guarantees(driver: type[Store], required: Guarantee | str | Collection[Guarantee | str], url: str) -> None:
     """Refuse a store that lacks one of these; they may be given by name, in any case, and one alone without a list."""
     wanted = [required] if isinstance(required, Guarantee | str) else required
+    if not isinstance(wanted, Collection):
+        raise BadSetting(f"require = {wanted!r}: must be a guarantee, its name, or a list of them, as ['durable'] is")
     missing = sorted(one.name for one in map(_guarantee, wanted) if one not in driver.guarantees)
     if missing:
         raise Refused(f"registry {masked_url(url)!r} does not guarantee {', '.join(missing)}")

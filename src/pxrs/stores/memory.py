@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pxrs.clock import SystemClock
+from pxrs.drivers import split_url
 from pxrs.errors import Closed, Refused
-from pxrs.plugins import split_url
+from pxrs.io.clock import SystemClock
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done
 
@@ -22,7 +22,7 @@ REMEMBERED_CHANGES = 10_000
 """A wait whose mark is older than this many changes ends at once, instead of being told exactly."""
 
 
-class Table:
+class SharedRows:
     """The rows behind one name: what several handles share."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Table:
         return False
 
 
-_named: dict[str, Table] = {}
+_named: dict[str, SharedRows] = {}
 _named_lock = threading.Lock()
 
 
@@ -65,8 +65,8 @@ class MemoryStore(Store):
         {Guarantee.LINEARIZABLE, Guarantee.WATCH, Guarantee.ATOMIC_ROWS}
     )
 
-    def __init__(self, table: Table | None = None) -> None:
-        self.table = table or Table()
+    def __init__(self, table: SharedRows | None = None) -> None:
+        self.table = table or SharedRows()
         self._closed = False
         self._clock = SystemClock()
 
@@ -76,7 +76,7 @@ class MemoryStore(Store):
         if not name:
             return cls()
         with _named_lock:
-            return cls(_named.setdefault(name, Table()))
+            return cls(_named.setdefault(name, SharedRows()))
 
     def read(self, keys: Sequence[str]) -> list[Row | None]:
         table = self._shared()
@@ -147,7 +147,7 @@ class MemoryStore(Store):
     def _matches(self, row: Row | None, swap: Swap) -> bool:
         return (row.version if row else ABSENT) == swap.expect
 
-    def _shared(self) -> Table:
+    def _shared(self) -> SharedRows:
         if self.table.pid != os.getpid():
             raise Refused("memory: belongs to the process that opened it; use sqlite: to share between processes")
         return self.table
@@ -167,7 +167,7 @@ def check_keys(swaps: Sequence[Swap]) -> None:
             raise Refused(f"key {swap.key!r} has no UTF-8 form") from None
 
 
-def _put_back(table: Table, rows: dict[str, Row | None]) -> None:
+def _put_back(table: SharedRows, rows: dict[str, Row | None]) -> None:
     for key, row in rows.items():
         if row is None:
             table.rows.pop(key, None)

@@ -18,11 +18,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pxrs.stores.base import Store
-from pxrs.testing.promises_of_batches import BatchPromises
-from pxrs.testing.promises_of_ownership import OwnershipPromises
-from pxrs.testing.promises_of_rows import RowPromises
-from pxrs.testing.promises_of_sharing import SharingPromises
-from pxrs.testing.promises_of_waits import WaitPromises
+from pxrs.testing.stores.batches import BatchPromises
+from pxrs.testing.stores.ownership import OwnershipPromises
+from pxrs.testing.stores.rows import RowPromises
+from pxrs.testing.stores.sharing import SharingPromises
+from pxrs.testing.stores.waits import WaitPromises
 from pxrs.testing.suites import broken_promises, promises
 
 __all__ = ["StoreSuite", "promises", "run_suite"]

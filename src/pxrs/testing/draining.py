@@ -6,13 +6,13 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Literal
 
-from pxrs.clock import SystemClock
 from pxrs.errors import HandlerFailed
-from pxrs.runtime.consumer import Consumer
-from pxrs.runtime.finish import FinishLine
-from pxrs.runtime.queue import Queue
-from pxrs.runtime.sink import Sink
-from pxrs.runtime.tally import Tally
+from pxrs.io.clock import SystemClock
+from pxrs.runtime.consumer.consumer import Consumer
+from pxrs.runtime.group.until_end import FinishLine
+from pxrs.runtime.ports.counters import Counters
+from pxrs.runtime.ports.sink import Sink
+from pxrs.runtime.queue.queue import Queue
 from pxrs.settings import Settings
 
 
@@ -28,7 +28,7 @@ def drain(
     tries: int = 1,
     timeout: float = 30.0,
     settings: Settings | None = None,
-) -> Tally:
+) -> Counters:
     """Process all that is in the queue now as a member of the group, leave, and return what was done, in numbers.
 
     An error of the handler is raised here as it is, after the first try; its message stays unprocessed. With

@@ -17,12 +17,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from pxrs.testing.log_promises import OpenLog, opener
-from pxrs.testing.log_promises_messages import MessagePromises
-from pxrs.testing.log_promises_names import NamePromises
-from pxrs.testing.log_promises_retention import RetentionPromises
-from pxrs.testing.log_promises_retries import RetryPromises
-from pxrs.testing.log_promises_sharing import SharingPromises
+from pxrs.testing.logs.hooks import OpenLog, opener
+from pxrs.testing.logs.messages import MessagePromises
+from pxrs.testing.logs.names import NamePromises
+from pxrs.testing.logs.retention import RetentionPromises
+from pxrs.testing.logs.retries import RetryPromises
+from pxrs.testing.logs.sharing import SharingPromises
 from pxrs.testing.suites import broken_promises, promises
 
 __all__ = ["LogSuite", "promises", "run_log_suite"]

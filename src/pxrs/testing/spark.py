@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from pxrs.spark.session import session
+from pxrs.spark.setup.session import session
 
 LEAN = {
     # A test's queries are small and run once: the quick compiler and the simple collector are the faster ones.

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Generic, Self, TypeVar
 
-from pxrs.clock import SystemClock
+from pxrs.io.clock import SystemClock
 
 _CLOCK = SystemClock()
 PORTS = (15_000, 32_000)

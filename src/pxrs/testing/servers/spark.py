@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import pytest
 
-from pxrs.spark.java import find_java
+from pxrs.spark.setup.java import find_java
 from pxrs.testing.servers.base import ServerCluster, ServerProcess, free_ports, wait_until
 
 HOST = "127.0.0.1"

@@ -1,0 +1,1 @@
+"""The commands of ``pxrs``: one module or folder for each verb."""

@@ -1,0 +1,1 @@
+"""``pxrs group``: show, create and seek groups."""

@@ -1,0 +1,99 @@
+"""``pxrs group seek``: move checkpoints, after a look at what would move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pxrs.apps.cli import values as words
+from pxrs.apps.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, WrongUsage, opened
+from pxrs.apps.cli.output import note, show
+from pxrs.errors import NotFound, Refused
+from pxrs.runtime.views.tables import Table
+
+if TYPE_CHECKING:
+    from pxrs.runtime.group.admin import GroupHandle, Place
+    from pxrs.runtime.queue.queue import Queue
+
+
+def seek(
+    url: Url,
+    group: GroupName,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the oldest message.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the newest message.")] = False,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", max=2**63 - 1, metavar="N", help="To this offset.")
+    ] = None,
+    to_datetime: Annotated[
+        str | None, typer.Option("--to-datetime", metavar="TIME", help="To the first message at or after this time.")
+    ] = None,
+    by_duration: Annotated[
+        str | None, typer.Option("--by-duration", metavar="TIME", help="That long before now: 90s, 1h30m, 7d.")
+    ] = None,
+    shift_by: Annotated[
+        int | None, typer.Option("--shift-by", metavar="N", help="N messages on (or back, if negative), up to the end.")
+    ] = None,
+    partitions: Partitions = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this it is a dry run.")] = False,
+    output: Output = "table",
+    registry: RegistryUrl = None,
+) -> None:
+    """Set a group's checkpoints. Shows what would change; --execute does it, also while the group runs."""
+    place = _place(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
+    with opened(url, registry) as queue:
+        if execute:
+            queue.check_registry()
+        handle = queue.group(group)
+        current = {line.partition: line.checkpoint for line in handle.describe()}
+        chosen = _chosen(queue, partitions)
+        if shift_by is not None:
+            wanted: dict[int, Place] = {p: _shifted(queue, p, current[p], shift_by) for p in chosen}
+        else:
+            wanted = dict.fromkeys(chosen, place)
+        new = _moved(handle, wanted, execute)
+    rows = [[p, current[p], new[p], new[p] - current[p]] for p in chosen]
+    show(Table(["PARTITION", "CURRENT", "NEW", "CHANGE"], rows), output)
+    note("done" if execute else "nothing was changed: this was a dry run, --execute does it")
+
+
+def _place(
+    to_earliest: bool,
+    to_latest: bool,
+    to_offset: int | None,
+    to_datetime: str | None,
+    by_duration: str | None,
+    shift_by: int | None,
+) -> Place:
+    given: list[Place] = []
+    given += ["earliest"] if to_earliest else []
+    given += ["latest"] if to_latest else []
+    given += [] if to_offset is None else [to_offset]
+    given += [] if to_datetime is None else [words.moment(to_datetime)]
+    given += [] if by_duration is None else [words.ago(words.duration(by_duration))]
+    given += [] if shift_by is None else [shift_by]
+    if len(given) != 1:
+        raise WrongUsage(
+            "say once where to: --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration or --shift-by"
+        )
+    return given[0]
+
+
+def _chosen(queue: Queue, partitions: Iterable[int] | None) -> list[int]:
+    chosen = sorted(set(range(queue.partitions) if partitions is None else partitions))
+    for number in chosen:
+        if not 0 <= number < queue.partitions:
+            raise NotFound(f"queue {queue.name!r} has no partition {number}: 0 to {queue.partitions - 1}")
+    if not chosen:
+        raise Refused("no partition is named")
+    return chosen
+
+
+def _shifted(queue: Queue, partition: int, current: int, by: int) -> int:
+    start, end = queue.log.bounds(partition)
+    return min(max(current + by, start), end)
+
+
+def _moved(handle: GroupHandle, wanted: dict[int, Place], execute: bool) -> dict[int, int]:
+    return handle.seek(wanted) if execute else handle.resolve(wanted)

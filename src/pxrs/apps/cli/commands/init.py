@@ -1,0 +1,38 @@
+"""``pxrs init``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pxrs.apps.cli.options import HashName, PartitionCount, ReduceName, RegistryUrl, Url, opened
+from pxrs.errors import NotFound
+from pxrs.runtime.views.tables import counted
+
+if TYPE_CHECKING:
+    from pxrs.runtime.queue.queue import Queue
+
+
+def init(
+    url: Url,
+    partitions: PartitionCount = None,
+    hash: HashName = None,
+    reduce: ReduceName = None,
+    registry: RegistryUrl = None,
+) -> None:
+    """Create a queue. Its partition count and hash are recorded and never change.
+
+    On a queue that is there already it changes nothing, and fails if that one was created with other values. The
+    registry is recorded with the first group, not here: name the same --registry to all commands, or set PXRS_REGISTRY.
+    """
+    wishes: dict[str, Any] = {"partitions": partitions, "hash": hash, "reduce": reduce}
+    try:
+        with opened(url, registry, **wishes) as queue:
+            print(f"queue {_summary(queue)} was there already")
+    except NotFound:
+        with opened(url, registry, create=True, **wishes) as queue:
+            print(f"created queue {_summary(queue)}")
+
+
+def _summary(queue: Queue) -> str:
+    known = queue.log.identity
+    return f"{known.name!r} with {counted(known.partitions, 'partition')}, hash {known.hash}, reduce {known.reduce}"

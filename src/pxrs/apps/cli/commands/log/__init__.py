@@ -1,0 +1,1 @@
+"""``pxrs log``: look at messages, seal, export, check and repair."""

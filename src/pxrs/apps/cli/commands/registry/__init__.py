@@ -1,0 +1,1 @@
+"""``pxrs registry``: dump, load, copy and adopt a registry."""

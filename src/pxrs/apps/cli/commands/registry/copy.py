@@ -1,0 +1,188 @@
+"""``pxrs registry copy``: a stopped group moves to another store, with its epochs and checkpoints."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pxrs.apps.cli.commands.registry.rows import write_rows
+from pxrs.apps.cli.options import WrongUsage
+from pxrs.apps.cli.output import note
+from pxrs.errors import NotFound, Refused, masked_url
+from pxrs.runtime.views.tables import counted
+
+if TYPE_CHECKING:
+    from pxrs.stores.base import Row, Store, Swap
+
+_PASSING = ("member", "bell")
+"""Rows of whoever takes part right now: they mean nothing elsewhere."""
+
+Groups = dict[tuple[str, str], "list[Row]"]
+
+
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The URL of the registry that has the group.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The URL of the registry that shall have it.")],
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="Only the groups of this queue.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", metavar="NAME", help="Only groups of this name.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also with members registered, and over rows that differ.")
+    ] = False,
+    move: Annotated[bool, typer.Option("--move", help="Delete the groups in FROM, once they are in TO.")] = False,
+) -> None:
+    """Copy groups to another registry: checkpoints, epochs, history. Stop their members first.
+
+    Nothing is written if one of the groups has members, or stands in TO with other rows. If all groups of a queue go,
+    its log belongs to TO then; else say so with `pxrs registry adopt`.
+    """
+    from pxrs.runtime.queue.log_registry import as_copied
+    from pxrs.stores.base import Swap
+
+    with closing(_store(source, must_exist=True)) as old, closing(_store(target)) as new:
+        groups = _groups(old, queue, group, source)
+        _refuse_same(old, new, source, target)
+        changes = {name: _changes(rows, new, force, name) for name, rows in groups.items()}
+        for name, rows in groups.items():
+            _check_stopped(name, rows, force)
+        ids = _ids(old, groups)  # first: a group that is there without it would be refused
+        carried = [row for row in ids if _carry(row, new, target)]
+        for name, swaps in changes.items():
+            write_rows(new, swaps)
+            print(f"{'/'.join(name)}: {counted(len(swaps), 'row')} written")
+        if move:
+            _delete(old, groups)
+        write_rows(old, [Swap(row.key, row.version, None if move else as_copied(row.value)) for row in carried])
+    if not move:
+        note(
+            f"the groups are still in {masked_url(source)}: let no member use it any more. Programs that go on "
+            "with it delete nothing from the log, until `pxrs registry adopt` says which of the two goes on; "
+            "--move leaves one only"
+        )
+
+
+def _store(url: str, must_exist: bool = False) -> Store:
+    from pxrs.drivers import find_driver
+    from pxrs.runtime.queue.settings_file import load_settings
+    from pxrs.runtime.queue.urls import open_store
+
+    if must_exist and not find_driver("pxrs.stores", url).exists(url):
+        raise NotFound(f"there is no registry at {masked_url(url)}")
+    return open_store(url, load_settings())
+
+
+def _refuse_same(old: Store, new: Store, source: str, target: str) -> None:
+    """One registry under two names is told by the versions of its rows: no other one has the same."""
+    from pxrs.runtime.queue.settings_file import load_settings
+
+    prefix = load_settings().prefix
+    lasting, there = ([row for row in store.scan(prefix) if not _is_passing(row)] for store in (old, new))
+    if lasting == there:
+        raise WrongUsage(
+            f"{masked_url(source)} and {masked_url(target)} are the same registry: name another one to copy to"
+        )
+
+
+def _ids(store: Store, groups: Groups) -> list[Row]:
+    """The rows by which the logs of these queues know their registry, of queues all of whose groups go along."""
+    from pxrs.runtime.queue.log_registry import id_key
+    from pxrs.runtime.queue.settings_file import load_settings
+
+    prefix, found = load_settings().prefix, []
+    for queue in sorted({name[0] for name in groups}):
+        row = store.read([id_key(prefix, queue)])[0]
+        keys = [other.key.removeprefix(f"{prefix}{queue}/").split("/") for other in store.scan(f"{prefix}{queue}/")]
+        stay = sorted(key[0] for key in keys if key[1:] == ["group"] and (queue, key[0]) not in groups)
+        if row is not None and stay:
+            note(f"queue {queue!r} has other groups in FROM ({', '.join(stay)}): its log belongs to FROM still")
+        elif row is not None:
+            found.append(row)
+    return found
+
+
+def _carry(row: Row, new: Store, target: str) -> bool:
+    """Give TO the id of the queue's registry. Where it has one of its own, the log must be told."""
+    from pxrs.runtime.queue.log_registry import as_copied
+    from pxrs.stores.base import ABSENT, Swap
+
+    there, wanted = new.read([row.key])[0], as_copied(row.value, copied=False)
+    if there is None:
+        write_rows(new, [Swap(row.key, ABSENT, wanted)])
+    elif as_copied(there.value, copied=False) != wanted:
+        queue = row.key.split("/")[-3]
+        note(
+            f"TO has consumed a queue {queue!r} before: tell the log that it belongs there now, "
+            f"`pxrs registry adopt LOG --registry {masked_url(target)}`"
+        )
+        return False
+    return True
+
+
+def _groups(store: Store, queue: str | None, group: str | None, url: str) -> Groups:
+    """All rows, by queue and group; groups are those that have a row of that name."""
+    from pxrs.runtime.queue.settings_file import load_settings
+
+    prefix = load_settings().prefix
+    found: Groups = defaultdict(list)
+    for row in store.scan(prefix):
+        parts = row.key.removeprefix(prefix).split("/")
+        if len(parts) >= 3:
+            found[parts[0], parts[1]].append(row)
+    whole = {name: rows for name, rows in found.items() if any(_kind(row, name, prefix) == "group" for row in rows)}
+    wanted = {name: rows for name, rows in whole.items() if queue in (None, name[0]) and group in (None, name[1])}
+    if not wanted:
+        there = ", ".join("/".join(name) for name in sorted(whole)) or "none"
+        raise NotFound(f"{masked_url(url)} has no such group; groups there: {there}")
+    return dict(sorted(wanted.items()))
+
+
+def _kind(row: Row, name: tuple[str, str], prefix: str) -> str:
+    return row.key.removeprefix(f"{prefix}{name[0]}/{name[1]}/").split("/")[0]
+
+
+def _is_passing(row: Row) -> bool:
+    return row.key.split("/")[-2] in _PASSING
+
+
+def _check_stopped(name: tuple[str, str], rows: list[Row], force: bool) -> None:
+    members = [row.key.rpartition("/")[2] for row in rows if row.key.split("/")[-2] == "member"]
+    if members and not force:
+        raise Refused(
+            f"group {name[1]!r} of queue {name[0]!r} has members: {', '.join(members)}. Stop them first; "
+            "--force if they are dead"
+        )
+
+
+def _changes(rows: list[Row], new: Store, force: bool, name: tuple[str, str]) -> list[Swap]:
+    """What must be written. The group row comes last: it says that all the others exist."""
+    from pxrs.stores.base import ABSENT, Swap
+
+    wanted = sorted(
+        (row for row in rows if not _is_passing(row)), key=lambda row: (row.key.endswith("/group"), row.key)
+    )
+    present = new.read([row.key for row in wanted])
+    pairs = list(zip(wanted, present, strict=True))
+    differing = [row.key for row, there in pairs if there is not None and there.value != row.value]
+    if differing and not force:
+        raise Refused(
+            f"TO has group {'/'.join(name)} already, with other rows (the first is {differing[0]}); see --force"
+        )
+    return [
+        Swap(row.key, there.version if there else ABSENT, row.value)
+        for row, there in pairs
+        if there is None or there.value != row.value
+    ]
+
+
+def _delete(store: Store, groups: Groups) -> None:
+    """The group row first: without it, the rest is no group."""
+    from pxrs.stores.base import Swap
+
+    for name, rows in groups.items():
+        ordered = sorted(rows, key=lambda row: not row.key.endswith("/group"))
+        write_rows(store, [Swap(row.key, row.version, None) for row in ordered])
+        print(f"{'/'.join(name)}: deleted in FROM")

@@ -1,0 +1,1 @@
+"""``pxrs work``: Python handlers in supervised processes."""

@@ -1,1 +1,0 @@
-"""Connections to the outside that several drivers share, made lazily in each process."""

@@ -1,0 +1,1 @@
+"""Everything that touches the machine or a server: clock, files, locks, watches, connections."""

@@ -1,0 +1,1 @@
+"""The NATS connection, shared by the store and the log."""

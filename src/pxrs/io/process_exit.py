@@ -1,0 +1,99 @@
+"""The end of the process: what is still open ends in one order, while its threads still run.
+
+Python stops daemon threads wherever they happen to be, and then frees what they use. So everything that has a thread
+or a connection ends here first, in one hook:
+
+1. members take no more work, as if they had crashed: no handler starts any more;
+2. producers store what they hold;
+3. threads end: those that wait in a registry or for work are told, and waited for;
+4. event loops and the watcher of files end.
+
+A connection is closed by the last thread that uses it, never under another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures.thread  # noqa: F401 - Arrow imports it at its first use, which may be too late
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from types import FrameType
+
+from pxrs.io.clock import SystemClock
+
+logger = logging.getLogger(__name__)
+
+JOIN_SECONDS = 2.0
+"""How long the threads of a stage are waited for, all together. A handler may take longer: it is left behind."""
+
+Act = Callable[[], Iterable[threading.Thread]]
+"""Tells something to end, and returns the threads that end by this."""
+
+
+class Stage(IntEnum):
+    """What ends when."""
+
+    TAKE = 1
+    SEND = 2
+    THREADS = 3
+    LOOPS = 4
+
+
+_acts: list[tuple[Stage, Act]] = []
+
+
+def at_exit(stage: Stage) -> Callable[[Act], Act]:
+    """Let a function of a module be called in this stage. It must bear to be called in a forked child."""
+
+    def register(act: Act) -> Act:
+        _acts.append((stage, act))
+        return act
+
+    return register
+
+
+def end_all() -> None:
+    """Go through all stages; what fails stops nothing else."""
+    for stage in Stage:
+        with suppress(KeyboardInterrupt):  # whoever presses Ctrl-C now does not wait for the rest of this stage
+            join_all(_tell(stage), JOIN_SECONDS)
+
+
+def _tell(stage: Stage) -> list[threading.Thread]:
+    told: list[threading.Thread] = []
+    for _, act in [entry for entry in _acts if entry[0] is stage]:
+        try:
+            told += act()
+        except Exception:
+            logger.exception("something did not end as it should, at the end of the process")
+    return told
+
+
+def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Wait until all have ended, for so many seconds in all."""
+    clock = SystemClock()
+    ends = clock.monotonic() + seconds
+    for thread in threads:
+        if thread.ident is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, ends - clock.monotonic()))
+
+
+@contextmanager
+def signals_caught(on_signal: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a function hear the signals that ask the process to end, as long as this lasts. For the main thread."""
+    caught = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go, the process stays
+        caught.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+atexit.register(end_all)

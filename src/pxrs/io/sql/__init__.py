@@ -1,0 +1,1 @@
+"""Connections to SQL databases, shared by the store and the sink."""

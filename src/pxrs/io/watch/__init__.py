@@ -1,0 +1,1 @@
+"""How a process hears that a file has changed: inotify, or looking again and again."""

@@ -1,0 +1,1 @@
+"""The log as Arrow segments in a directory: read, written, sealed, checked and repaired."""

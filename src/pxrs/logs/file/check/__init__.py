@@ -1,0 +1,1 @@
+"""Inspection and repair of a file log."""

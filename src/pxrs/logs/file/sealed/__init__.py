@@ -1,0 +1,1 @@
+"""Sealed segments of a partition: which there are, and what was deleted."""

@@ -1,0 +1,310 @@
+"""Appending to one partition: one writer at a time, whole batches or nothing, poisoned by a failed sync."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from pxrs.errors import Damaged, Unavailable, disk_text
+from pxrs.io.clock import SystemClock
+from pxrs.io.durable import check_size, create_file, sync_directory, write_all
+from pxrs.io.locks import close_held, open_held, wait_for_lock
+from pxrs.logs.base import FewRows, Stamp
+from pxrs.logs.batches import with_offsets
+from pxrs.logs.file.durable_mark import Mark, is_marked, mark_in, refuse_shorter, write_mark
+from pxrs.logs.file.reader import PartitionFiles
+from pxrs.logs.file.sealed.listing import NEW_SEGMENT
+from pxrs.logs.file.segment.file import Segment, cut_segment, segment_path
+from pxrs.logs.file.segment.scan import Tail
+from pxrs.logs.formats.few_rows import encode_rows
+from pxrs.logs.formats.segment import SCHEMA_MESSAGE, Header, Room, encode
+from pxrs.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_CLOCK = SystemClock()
+
+Entries: TypeAlias = pa.RecordBatch | FewRows
+"""What is appended to one partition."""
+
+
+class Cut(NamedTuple):
+    """What was taken off a file because it was no whole batch; ``kept``: where it is now, if it might be one."""
+
+    path: str
+    size: int
+    kept: str | None
+
+
+class PartitionWriter:
+    """Writes batches to the active segment. Descriptors are open only while the partition is locked."""
+
+    def __init__(self, files: PartitionFiles, settings: Settings) -> None:
+        self._files = files
+        self._segment_bytes = settings.segment_bytes
+        self._compression = settings.compression
+        self._wait_ms = settings.send_timeout_ms
+        self._unfinished = os.path.join(files.directory, NEW_SEGMENT)
+        self._lock_path = os.path.join(files.directory, "lock")
+        self._thread_lock = threading.Lock()  # a file lock does not hold threads of one process apart
+        self._recovered = False
+        self._own_mark: tuple[Mark, bytes] | None = None
+        self._poison: str | None = None
+        self.cuts: list[Cut] = []
+        self._fd = -1
+        self._lock_fd = -1
+        self._written_from = -1
+
+    def lock(self) -> Callable[[], None]:
+        """Be the only writer: wait for the others, take in what they wrote, cut what a dead one left half done.
+
+        Returns how to free the lock again.
+        """
+        deadline = _CLOCK.monotonic() + self._wait_ms / 1000
+        if not self._thread_lock.acquire(timeout=self._wait_ms / 1000):
+            raise self._still_locked("another thread of this process")
+        try:
+            self._lock_file(deadline)
+            self._take_over()
+        except BaseException:
+            self._free()
+            raise
+        return self._free
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """The same for a while."""
+        free = self.lock()
+        try:
+            yield
+        finally:
+            free()
+
+    def _lock_file(self, deadline: float) -> None:
+        if self._poison:
+            raise Damaged(self._poison)
+        self._lock_fd = open_held(self._lock_path, os.O_RDWR | os.O_CREAT)
+        if not wait_for_lock(self._lock_fd, deadline):
+            raise self._still_locked("another producer")
+
+    def _free(self) -> None:
+        lock, self._lock_fd = self._lock_fd, -1
+        try:
+            self._close_segment()
+        finally:  # whatever the disk says to that, others must be able to write
+            if lock >= 0:
+                close_held(lock)  # frees the lock
+            self._thread_lock.release()
+
+    def _take_over(self) -> None:
+        own = self._own_mark
+        if own is not None and is_marked(self._lock_fd, own[1]) and self._files.ends_at(own[0]):
+            return  # the last one to write was this writer
+        mark = mark_in(self._lock_fd)
+        try:
+            self._files.refresh_all(mark)
+            self._recover()
+            self._vouch(mark)
+        except BaseException:  # it may know batches that nobody has vouched for, and that another will take back
+            self._files.forget()
+            raise
+
+    def _still_locked(self, holder: str) -> Unavailable:
+        return Unavailable(
+            f"queue {self._files.queue!r}, partition {self._files.number}: {holder} holds the lock in "
+            f"{self._files.directory}, also after {self._wait_ms} ms (send_timeout_ms); nothing was stored"
+        )
+
+    @property
+    def file(self) -> int:
+        """The descriptor of what was written and is not yet durable; -1 if there is none."""
+        return self._fd
+
+    def _close_segment(self) -> None:
+        fd, self._fd, self._written_from = self._fd, -1, -1
+        if fd >= 0:
+            close_held(fd)
+
+    # --- what readers may see
+
+    def _vouch(self, mark: Mark | None) -> None:
+        """Before the first byte that is not durable, a mark of this boot must say how far everything is.
+
+        What a writer left that was killed before its sync is made durable here, the name of a new segment as well.
+        """
+        written = self._written()
+        if mark is not None:
+            refuse_shorter(self._files.directory, mark, written)
+        if mark != written:
+            self._open_active()
+            self.sync()
+            if self._files.active is not None:
+                sync_directory(self._files.directory)
+            self._close_segment()
+            self.publish()
+
+    def publish(self) -> None:
+        """Let readers see what is written; called when it is durable."""
+        mark = self._written()
+        data = write_mark(self._lock_fd, mark)
+        self._own_mark = None if data is None else (mark, data)
+        self._files.published()
+        self._save_index(full=False)
+
+    def _save_index(self, full: bool) -> None:
+        """It can be done without: what cannot be saved is found by a walk."""
+        if self._files.active is not None:
+            with suppress(OSError):
+                self._files.active.save_index(full)
+
+    def _written(self) -> Mark:
+        active = self._files.active
+        return Mark(0, 0) if active is None else Mark(active.base, active.position)
+
+    # --- what an earlier writer left behind
+
+    def _recover(self) -> None:
+        if not self._recovered:
+            with suppress(FileNotFoundError):
+                os.unlink(self._unfinished)
+        active = self._files.active
+        if active is None:
+            return
+        if active.tail is not Tail.CLEAN:
+            self._cut(active, Mark(active.base, active.position), active.end, keep=active.tail is Tail.BROKEN)
+        elif not self._recovered and len(active.index):
+            self._check_last(active)
+        self._recovered = True
+
+    def _check_last(self, active: Segment) -> None:
+        """After a power loss the last batch may have its length but not its content."""
+        last = len(active.index) - 1
+        try:
+            active.load(last)
+        except Damaged:
+            place = active.place(last)
+            self._cut(active, Mark(active.base, place.position), place.base, keep=True)
+
+    def _cut(self, active: Segment, at: Mark, offset: int, keep: bool) -> None:
+        """Cut the file back to its last good batch. What might have been acknowledged once is kept aside.
+
+        What was acknowledged for sure is not cut: before this boot's mark nothing was left unfinished by a crash.
+        """
+        mark = mark_in(self._lock_fd)
+        if mark is not None and mark > at:
+            raise Damaged(
+                f"{active.path}: the batch at byte {at.position}, offset {offset}, is damaged, and was acknowledged; "
+                "pxrs log repair --cut-damaged would end the partition before it"
+            )
+        torn = os.path.getsize(active.path) - at.position
+        self.cuts.append(Cut(active.path, torn, cut_segment(active.path, at.position, keep)))
+        logger.warning("%s: cut %d bytes of an unfinished batch at byte %d", active.path, torn, at.position)
+        self._files.forget()
+        self._files.refresh_all()
+
+    # --- appending
+
+    def find(self, batch: Entries, stamp: Stamp | None) -> int | None:
+        """Where the batch stands already, if it does; Refused if another one has its stamp."""
+        return self._files.find_stamp(stamp, batch.num_rows) if stamp else None
+
+    def write(self, batch: Entries, stamp: Stamp | None, known: int | None, room: Room) -> int:
+        """Append the batch, unless it is known; returns its first offset. Not durable before ``sync``."""
+        if known is not None or not batch.num_rows:
+            self._open_active()  # the first try may have died before its sync: this one vouches for it
+            return self._files.end if known is None else known
+        active = self._segment_for_append()
+        message, header = self._encoded(batch, active.end, stamp, room)
+        self._append(active, message)
+        self._files.appended(active, self._written_from, header)
+        return header.base
+
+    def _encoded(self, batch: Entries, base: int, stamp: Stamp | None, room: Room) -> tuple[memoryview | bytes, Header]:
+        if isinstance(batch, FewRows):
+            return encode_rows(batch, base, stamp)
+        return encode(with_offsets(batch, base), stamp, self._compression, room)
+
+    def _open_active(self) -> None:
+        active = self._files.active
+        if active is not None and self._fd < 0:
+            self._fd = open_held(active.path, os.O_WRONLY | os.O_APPEND)
+
+    def _segment_for_append(self) -> Segment:
+        active = self._files.active
+        if active is None or (len(active.index) and active.position >= self._segment_bytes):
+            self._roll(active)
+        self._open_active()
+        active = self._files.active
+        assert active is not None
+        return active
+
+    def _roll(self, active: Segment | None) -> None:
+        directory, base = self._files.directory, self._files.end
+        if os.path.lexists(segment_path(directory, base)):
+            raise Damaged(f"{segment_path(directory, base)} is there already, and does not belong to the log before it")
+        try:
+            if active is not None:  # the last batch of a writer that was killed may not be on the disk yet
+                self._open_active()
+                self.sync()
+                self._close_segment()
+                self._save_index(full=True)
+            create_file(segment_path(directory, base), SCHEMA_MESSAGE, self._unfinished)
+        except OSError as error:
+            with suppress(OSError):  # its name may never come to the disk
+                os.unlink(segment_path(directory, base))
+            raise Unavailable(f"{directory}: no new segment could be made: {disk_text(error, directory)}") from error
+        self._files.refresh_all()
+
+    def _append(self, active: Segment, message: memoryview | bytes) -> None:
+        self._written_from = active.position
+        try:
+            write_all(self._fd, message)
+            check_size(self._fd, active.position + len(message))
+        except OSError as error:
+            self._undo(f"a batch could not be written: {error}")
+            why = disk_text(error, active.path)
+            raise Unavailable(f"{active.path}: a batch could not be written: {why}; nothing was stored") from error
+
+    def _undo(self, why: str) -> None:
+        """Take back what is not acknowledged; a writer that cannot even do that must never write again."""
+        try:
+            end = self._written_from if self._written_from >= 0 else self._marked()
+            if end < os.fstat(self._fd).st_size:
+                os.ftruncate(self._fd, end)
+        except OSError as error:
+            self._set_poison(f"{why}, nor taken back: {error}")
+
+    def _marked(self) -> int:
+        """How far the active segment is known to be durable. What is behind that was left by a writer that died, and
+        a sync that has failed once must not be believed later: neither by this writer nor by another.
+        """
+        mark, active = mark_in(self._lock_fd), self._files.active
+        if mark is None or active is None or mark.base > active.base:
+            return sys.maxsize
+        first = active.index.positions[0] if len(active.index) else active.position
+        return max(first, mark.position) if mark.base == active.base else first
+
+    def _set_poison(self, why: str) -> None:
+        self._poison = (
+            f"queue {self._files.queue!r}, partition {self._files.number}: {why}. This writer will not write "
+            "again: look at the disk, then open the queue anew"
+        )
+
+    def sync(self) -> None:
+        """Make what was written durable. A failure is final: the kernel may already have dropped the data."""
+        if self._fd < 0:
+            return
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._set_poison(f"its data could not be made durable: {error}")
+            self._undo("its data could not be made durable")
+            self._files.forget()
+            raise Damaged(str(self._poison)) from error

@@ -1,0 +1,1 @@
+"""The log in a JetStream stream of a NATS server."""

@@ -1,0 +1,304 @@
+"""One stream and what is asked of it: create, publish, get, purge. Coroutines, awaited in the loop of the client.
+
+Every stored message is either a batch (the bytes of ``pxrs.logs.formats.segment``) or a mark: a few bytes without
+messages that hold the next offset of a partition from which everything was trimmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import secrets
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import xxhash
+from nats.aio.msg import Msg
+
+from pxrs.errors import Damaged, Refused, Unavailable
+from pxrs.io.nats.client import ApiError, Client, NobodyAnswers, checked, nobody_answers, patiently, status_of
+from pxrs.logs.base import LogIdentity, Stamp
+from pxrs.logs.formats.segment import NotAHeader, decode, intact, read_header
+from pxrs.logs.jetstream.names import from_metadata, subject_of, to_metadata
+
+T = TypeVar("T")
+
+OVERHEAD = 4_096
+"""Of the server's largest message: room for headers, generously."""
+ABOUT = "Pxrs-Batch"
+"""The header with base, rows and newest time of a batch, for those who look at headers only."""
+CONTENT = "Pxrs-Content"
+"""The header with what a batch holds, if its stamp says so."""
+READY_SECONDS = 5.0
+"""In a cluster a new stream or consumer is not known everywhere at once: so long it is asked again."""
+
+_MARK = b"pxrs-mark "
+_STREAM_NOT_FOUND, _NAME_IN_USE, _NOT_CLUSTERED, _NO_PEERS = 10059, 10058, 10074, 10005
+WRONG_LAST = (10071, 10164)
+_DUPLICATE, _DUPLICATE_UNDER_WAY, _INCOMPLETE = 10201, 10158, 10176
+_GONE_SECONDS = 1.0
+_CLOCKS_APART = timedelta(seconds=1)  # of two servers of a cluster
+
+
+class WrongLast(Exception):
+    """Somebody else has published to this subject since: read its last message again."""
+
+
+class Duplicate(Exception):
+    """The server knows the id of one of these messages, and has stored none of them now."""
+
+
+class StoredMessage(NamedTuple):
+    """A message as it is stored: its place, and what it says about itself."""
+
+    sequence: int
+    base: int
+    rows: int
+    last_us: int | None
+    stamp: Stamp | None
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.base + self.rows
+
+
+class Ack(NamedTuple):
+    """The server has stored it under this sequence, now or before."""
+
+    sequence: int
+    duplicate: bool
+
+
+class Stream:
+    """A stream of the server. One subject for each partition."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.name = name
+        self.replicas = 1
+
+    def subject(self, partition: int) -> str:
+        return subject_of(self.name, partition)
+
+    def place(self, partition: int, sequence: int) -> str:
+        """How an error names a message."""
+        return f"{self.client.address}: stream {self.name}, subject {self.subject(partition)}, sequence {sequence}"
+
+    # --- the stream itself
+
+    async def info(self) -> dict[str, Any] | None:
+        """What the server says about the stream; None if there is none."""
+        try:
+            return await self.client.api(f"STREAM.INFO.{self.name}")
+        except ApiError as error:
+            if error.number == _STREAM_NOT_FOUND:
+                return None
+            raise self.refused(error) from None
+
+    async def identity(self) -> LogIdentity | None:
+        """What the stream records; None if there is no stream."""
+        found = await self.info()
+        if found is None:
+            return None
+        config = found["config"]
+        self.replicas = int(config["num_replicas"])
+        identity = from_metadata(self.name, config.get("metadata"))
+        self._refuse_limits(config)
+        return identity
+
+    def _refuse_limits(self, config: Mapping[str, Any]) -> None:
+        """The last message of a subject says what the next offset is: the server must not delete it by itself."""
+        limits = ("max_age", "max_bytes", "max_msgs", "max_msgs_per_subject")
+        found = [f"{name} = {config[name]}" for name in limits if config.get(name, 0) > 0]
+        if found or config.get("retention") != "limits":
+            raise Refused(
+                f"stream {self.name!r} has {', '.join(found) or 'retention = ' + str(config.get('retention'))}: the "
+                "server would delete messages that PXRS needs. Take it off (nats stream edit), and use retention_ms "
+                "or retention_bytes of PXRS"
+            )
+
+    async def create(self, identity: LogIdentity, replicas: int, window_ms: int) -> bool:
+        """Make it, with its identity, in one step; False if somebody else was faster."""
+        config = {
+            "name": self.name,
+            "description": f"PXRS queue {identity.name}",
+            "subjects": [subject_of(self.name, "*")],
+            "retention": "limits",
+            "discard": "new",
+            "storage": "file",
+            "num_replicas": replicas,
+            "duplicate_window": window_ms * 1_000_000,
+            "allow_direct": True,
+            "allow_atomic": True,
+            "metadata": to_metadata(identity),
+        }
+        try:
+            await self.client.api(f"STREAM.CREATE.{self.name}", config)
+        except ApiError as error:
+            if error.number == _NAME_IN_USE:
+                return False
+            raise self.refused(error) from None
+        self.replicas = replicas
+        return True
+
+    async def window_start(self) -> datetime:
+        """The server knows the ids of all messages that were stored since then, by its own clock."""
+        found = await self.info()
+        if found is None:
+            raise Damaged(f"{self.client.address}: stream {self.name!r} is gone: it was deleted")
+        window = timedelta(microseconds=int(found["config"]["duplicate_window"]) // 1_000)
+        return datetime.fromisoformat(found["ts"]) - window - _CLOCKS_APART
+
+    def refused(self, error: ApiError) -> Exception:
+        """The error for what JetStream has refused."""
+        text = f"{self.client.address}: stream {self.name!r}: {error} ({error.number})"
+        if error.number == _STREAM_NOT_FOUND:
+            return Damaged(f"{text}: it was deleted")
+        if error.number == _NOT_CLUSTERED:
+            return Refused(f"{text}: replicas need a cluster of nats-servers")
+        if error.number == _INCOMPLETE:  # a part got lost with a connection, and the server took none
+            return Unavailable(f"{text}: nothing was stored")
+        if error.status == 400 and error.number != _NO_PEERS:
+            return Refused(text)
+        return Unavailable(text)
+
+    # --- publishing
+
+    async def publish(self, partition: int, messages: Sequence[bytes], headers: Sequence[Mapping[str, str]]) -> Ack:
+        """Store these messages, next to each other, all or none; WrongLast or Duplicate if they are not wanted."""
+        subject = self.subject(partition)
+        batch = _batch_headers(len(messages))
+        for number, message in enumerate(messages[:-1]):
+            await self.client.publish(subject, message, {**headers[number], **batch[number]})
+        answer = await self._asked(self.client.request(subject, messages[-1], {**headers[-1], **batch[-1]}))
+        try:
+            found = checked(answer.data)
+        except ApiError as error:
+            if error.number in WRONG_LAST:
+                raise WrongLast from None
+            if error.number in (_DUPLICATE, _DUPLICATE_UNDER_WAY):
+                raise Duplicate from None
+            raise self.refused(error) from None
+        return Ack(int(found["seq"]), bool(found.get("duplicate")))
+
+    async def purge(self, partition: int, sequence: int) -> None:
+        """Delete the partition's messages below this sequence."""
+        try:
+            await self.client.api(f"STREAM.PURGE.{self.name}", {"filter": self.subject(partition), "seq": sequence})
+        except ApiError as error:
+            raise self.refused(error) from None
+
+    # --- getting
+
+    async def last(self, partition: int) -> StoredMessage | None:
+        """The newest message of a partition."""
+        return await self._get(partition, {"last_by_subj": self.subject(partition)})
+
+    async def next(self, partition: int, sequence: int) -> StoredMessage | None:
+        """The first message of a partition at or after a sequence."""
+        return await self._get(partition, {"seq": sequence, "next_by_subj": self.subject(partition)})
+
+    async def _get(self, partition: int, what: Mapping[str, Any]) -> StoredMessage | None:
+        # Any replica answers a direct get, also one that is behind. The leader is slower, and knows.
+        if self.replicas > 1:
+            return await self._get_from_leader(partition, what)
+        subject, body = f"$JS.API.DIRECT.GET.{self.name}", json.dumps(what).encode()
+        return self._stored(partition, await self._read(lambda: self.client.request(subject, body)))
+
+    async def _get_from_leader(self, partition: int, what: Mapping[str, Any]) -> StoredMessage | None:
+        try:
+            found = (await self.client.api(f"STREAM.MSG.GET.{self.name}", what))["message"]
+        except ApiError as error:
+            if error.status == 404 and error.number != _STREAM_NOT_FOUND:
+                return None
+            raise self.refused(error) from None
+        return self.parse(partition, int(found["seq"]), base64.b64decode(found.get("data", "")))
+
+    async def run(self, partition: int, sequence: int, count: int, size: int) -> tuple[list[StoredMessage], bool]:
+        """Messages from a sequence on, about ``size`` bytes of them, in one request; and whether there are more."""
+        what = {"seq": sequence, "next_by_subj": self.subject(partition), "batch": count, "max_bytes": size}
+        answers = await self._read(lambda: self._collected(what, count + 1))
+        found = [stored for answer in answers if (stored := self._stored(partition, answer)) is not None]
+        pending = (answers[-1].headers or {}).get("Nats-Num-Pending", "0")
+        return found, bool(found) and pending != "0"
+
+    async def _collected(self, what: Mapping[str, Any], limit: int) -> list[Msg]:
+        subject = f"$JS.API.DIRECT.GET.{self.name}"
+        answers = await self.client.collect(lambda inbox: self.client.ask(subject, what, inbox), limit)
+        if status_of(answers[-1]) == "503":
+            raise nobody_answers(self.client.address)
+        return answers
+
+    async def _read(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What any replica has."""
+        return await patiently(lambda: self._asked(ask()), READY_SECONDS, NobodyAnswers)
+
+    async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
+        """An answer of the stream. If nobody answers, it may be because the stream is gone."""
+        try:
+            return await work
+        except NobodyAnswers:
+            if await self._is_gone():
+                raise Damaged(f"{self.client.address}: stream {self.name!r} is gone: it was deleted") from None
+            raise
+
+    async def _is_gone(self) -> bool:
+        try:
+            return await asyncio.wait_for(self.info(), _GONE_SECONDS) is None
+        except (TimeoutError, Unavailable):
+            return False  # a cluster without a leader knows nothing for a while
+
+    def _stored(self, partition: int, answer: Msg) -> StoredMessage | None:
+        status = status_of(answer)
+        if status in ("404", "204"):
+            return None
+        headers = answer.headers or {}
+        if status is not None or "Nats-Sequence" not in headers:
+            raise Unavailable(f"{self.client.address}: stream {self.name!r}: {headers.get('Description') or status}")
+        return self.parse(partition, int(headers["Nats-Sequence"]), answer.data)
+
+    # --- what is in a message
+
+    def parse(self, partition: int, sequence: int, data: bytes) -> StoredMessage:
+        """What a message says about itself; Damaged if it is neither a batch nor a mark."""
+        if data.startswith(_MARK):
+            return StoredMessage(sequence, self._mark(partition, sequence, data), 0, None, None, data)
+        try:
+            header = read_header(data)
+        except NotAHeader as error:
+            raise Damaged(f"{self.place(partition, sequence)}: no intact batch: {error}") from None
+        return StoredMessage(sequence, header.base, header.rows, header.last_us, header.stamp, data)
+
+    def _mark(self, partition: int, sequence: int, data: bytes) -> int:
+        words = data[len(_MARK) :].split()
+        if len(words) != 2 or mark(int(words[0])) != data:
+            raise Damaged(f"{self.place(partition, sequence)}: the mark of the next offset is not intact")
+        return int(words[0])
+
+    def batch(self, partition: int, stored: StoredMessage) -> pa.RecordBatch:
+        """The messages in a stored batch, checksum verified."""
+        content = pa.py_buffer(stored.data)
+        if not intact(content):
+            where = self.place(partition, stored.sequence)
+            raise Damaged(f"{where}: the batch of offset {stored.base} fails its checksum")
+        return decode(content)
+
+
+def _batch_headers(count: int) -> list[dict[str, str]]:
+    """What makes several publishes one: nothing for a single one."""
+    if count == 1:
+        return [{}]
+    name = secrets.token_hex(8)
+    made = [{"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(number + 1)} for number in range(count)]
+    made[-1]["Nats-Batch-Commit"] = "1"
+    return made
+
+
+def mark(offset: int) -> bytes:
+    """A message that holds nothing but the next offset."""
+    text = b"%d" % offset
+    return _MARK + text + b" " + xxhash.xxh3_64_hexdigest(text).encode()

@@ -1,0 +1,1 @@
+"""The batch engine: pipelines take ranges of several partitions and commit them together."""

@@ -1,0 +1,1 @@
+"""Messages that could not be processed: how they are kept, counted, shown and sent again."""

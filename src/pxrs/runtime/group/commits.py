@@ -1,0 +1,183 @@
+"""How a member's progress reaches the registry: on a policy, or handed in by those who must know the outcome.
+
+Positions that a ``Work`` reports are stored when they are due. Whoever publishes output by its commit hands the
+commit in instead (``submit``, from any thread) and waits for what became of it. Both are written by the member's one
+loop, so that all writes of this process to one row stay in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import NamedTuple
+
+from pxrs.errors import BadCheckpoint, Closed, Fenced, HandlerFailed, PxrsError, Refused, WentBack
+from pxrs.model import Grant, Partition
+from pxrs.rules.policies import CommitPolicy
+from pxrs.rules.rebalance import Mode
+from pxrs.runtime.group.work import Handle, Work
+from pxrs.runtime.ports.events import Report
+from pxrs.runtime.registry.registry import Changed, CommitRequest, Registry
+from pxrs.runtime.registry.rows import Held
+from pxrs.settings import Settings
+
+
+class Submitted(NamedTuple):
+    """A commit that was handed in, and the place for its outcome."""
+
+    request: CommitRequest
+    outcome: Future[Changed]
+
+
+class Commits:
+    """The committing part of one member. Only ``submit`` may be called by other threads than the loop's."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        work: Work,
+        handles: Mapping[int, Handle],
+        settings: Settings,
+        report: Report,
+        drop: Callable[..., None],
+    ) -> None:
+        self.trouble: PxrsError | None = None
+        self._registry = registry
+        self._work = work
+        self._handles = handles
+        self._report = report
+        self._drop = drop
+        self._policy = CommitPolicy(settings.commit_every, settings.commit_interval_ms / 1000)
+        self._submitted: deque[Submitted] = deque()
+        self._closed = False
+
+    # ---- handed in --------------------------------------------------------------------------------------------------
+
+    def submit(self, request: CommitRequest) -> Future[Changed]:
+        """Carry the request out in the loop's next round."""
+        outcome: Future[Changed] = Future()
+        self._submitted.append(Submitted(request, outcome))
+        if self._closed:
+            self.close()
+        return outcome
+
+    def serve(self, now: float) -> bool:
+        """Carry out what was handed in. True: something was refused, so look at the rows."""
+        fenced = False
+        while self._submitted:
+            asked = self._submitted.popleft()
+            try:
+                self._doubt(asked.request.positions)
+                asked.outcome.set_result(self._carry_out(asked.request, now))
+            except PxrsError as error:
+                asked.outcome.set_exception(error)
+                if isinstance(error, WentBack | BadCheckpoint):
+                    raise
+                fenced = fenced or isinstance(error, Fenced)
+                self._hear(asked, error)
+            except BaseException as error:
+                asked.outcome.set_exception(error)
+                raise
+        return fenced
+
+    def _doubt(self, positions: Mapping[Grant, int]) -> None:
+        """Until the answer is here: whoever has handed the commit in asks again if none comes."""
+        for grant in positions:
+            if self._holds(grant):
+                self._handles[grant.partition].in_doubt = True
+
+    def _hear(self, asked: Submitted, error: PxrsError) -> None:
+        if isinstance(error, Fenced) and error.by_seek:
+            return  # an operator has moved it: the row tells, when it is read again
+        if isinstance(error, Refused | HandlerFailed):
+            return  # of a sink that writes into the registry's own database: the registry has answered
+        if isinstance(error, Fenced):
+            member = next(iter(asked.request.positions)).owner.id
+            self._report("refused", {"member": member, "partition": None, "error": str(error)})
+        else:
+            self.trouble = error
+
+    def close(self) -> None:
+        """Nobody will carry out what is handed in from now on: say so to those who wait."""
+        self._closed = True
+        with suppress(IndexError):  # two threads may do this at a time
+            while True:
+                submitted = self._submitted.popleft()
+                submitted.outcome.set_exception(Closed("this member has ended; nothing more is committed"))
+
+    def _carry_out(self, request: CommitRequest, now: float) -> Changed:
+        if not request.all_or_none:
+            return self.commit(request.positions, now)
+        self._registry.store_progress(request)
+        for grant, position in request.positions.items():
+            if self._holds(grant):
+                self._stored(self._handles[grant.partition], None, position, now)
+        return {}
+
+    # ---- on a policy ------------------------------------------------------------------------------------------------
+
+    def commit_due(self, now: float) -> None:
+        due = {h.grant: self._work.position(p) for p, h in self._handles.items() if self._is_due(p, now)}
+        self.commit({grant: position for grant, position in due.items() if position is not None}, now)
+
+    def times(self) -> list[float]:
+        """When the known progress is due at the latest."""
+        return [h.committed_at + self._policy.seconds for p, h in self._handles.items() if self._has_news(p, h)]
+
+    def _has_news(self, number: int, handle: Handle) -> bool:
+        if handle.mode is Mode.RELEASING or handle.in_doubt:
+            return False
+        position = self._work.position(number)
+        # Behind what is committed stands one whose output is still being published: that is no news.
+        return position is not None and (handle.committed is None or position > handle.committed)
+
+    def _is_due(self, number: int, now: float) -> bool:
+        handle = self._handles[number]
+        position = self._work.position(number)
+        if position is None or handle.mode is Mode.RELEASING or handle.in_doubt:
+            return False
+        if handle.committed is None:
+            # A start that was chosen ("latest", a time) must be written down before a crash could lose it,
+            # also where it is 0: "latest" would be somewhere else next time.
+            return True
+        return self._policy.due(position - handle.committed, now - handle.committed_at)
+
+    def commit(self, positions: Mapping[Grant, int], now: float) -> Changed:
+        """Store these positions, each under the epoch of the claim it was worked under, never of a later one."""
+        if not positions:
+            return {}
+        known = {g.partition: held for g in positions if (held := self._held(g)) is not None}
+        results = self._registry.commit(positions, known)
+        for grant, position in positions.items():
+            if self._holds(grant):
+                self._judge(grant.partition, results[grant.partition], position, now)
+        return results
+
+    def _holds(self, grant: Grant) -> bool:
+        handle = self._handles.get(grant.partition)
+        return handle is not None and handle.grant == grant
+
+    def _held(self, grant: Grant) -> Held[Partition] | None:
+        return self._handles[grant.partition].held if self._holds(grant) else None
+
+    def _judge(self, number: int, result: Held[Partition] | PxrsError, position: int, now: float) -> None:
+        handle = self._handles[number]
+        if isinstance(result, WentBack | BadCheckpoint):
+            raise result  # the store, or the work, is not what it should be: end loudly
+        if isinstance(result, Fenced):
+            if not result.by_seek:
+                facts = {"member": handle.grant.owner.id, "partition": number, "error": str(result)}
+                self._report("refused", facts)
+            self._drop(number, sought=result.by_seek)
+        elif isinstance(result, Held):
+            self._stored(handle, result, position, now)
+        else:
+            handle.held, self.trouble = None, result
+
+    def _stored(self, handle: Handle, held: Held[Partition] | None, position: int, now: float) -> None:
+        handle.held, handle.committed, handle.committed_at, handle.in_doubt = held, position, now, False
+        grant = handle.grant
+        facts = {"member": grant.owner.id, "partition": grant.partition, "epoch": grant.epoch, "checkpoint": position}
+        self._report("committed", facts)

@@ -1,0 +1,297 @@
+"""Taking part in a group: one loop that talks to the registry, one watcher that wakes it, and the way out.
+
+It stands below every engine: the consumer with its threads, the pipeline with its batches. Loop and watcher know it
+only weakly: a membership that is dropped without ``stop`` ends like a crashed one, instead of keeping partitions for
+ever that nobody works on.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
+from pxrs.io.clock import Clock
+from pxrs.io.process_exit import Stage, at_exit, signals_caught
+from pxrs.io.signals import wait_long
+from pxrs.runtime.group.member import Member
+from pxrs.runtime.group.meter import Meter
+from pxrs.runtime.ports.events import Report
+from pxrs.runtime.registry.registry import Changed, CommitRequest, Registry
+
+logger = logging.getLogger("pxrs.consumer")
+
+
+class Loop:
+    """Calls ``step`` until it returns None; ``step`` returns how long to sleep. Anybody may ``wake`` it."""
+
+    def __init__(self, name: str, step: Callable[[], float | None]) -> None:
+        self._bell = threading.Event()
+        self._step = weakref.WeakMethod(step)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def wake(self) -> None:
+        self._bell.set()
+
+    def _run(self) -> None:
+        while True:
+            self._bell.clear()
+            step = self._step()
+            pause = step() if step is not None else None
+            del step
+            if pause is None:
+                return
+            self._bell.wait(pause)
+
+
+class Watcher:
+    """Waits for the bell, and tells. It holds nobody alive while it waits."""
+
+    def __init__(self, name: str, registry: Registry, seconds: float, rang: Callable[[], bool]) -> None:
+        self._registry = registry
+        self._seconds = seconds
+        self._rang = weakref.WeakMethod(rang)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def _run(self) -> None:
+        mark, pause = 0, threading.Event()
+        while self._tell():
+            try:
+                mark = self._registry.wait(mark, self._seconds)
+            except Closed:  # the queue was closed, or the process ends: there is nothing more to hear
+                return
+            except PxrsError:  # the loop reads the same store, and says what is wrong with it
+                pause.wait(1.0)
+
+    def _tell(self) -> bool:
+        rang = self._rang()
+        return rang is not None and rang()
+
+    def end(self) -> None:
+        """At the end of the process: nobody uses the registry any more, and who waits in it ends by this."""
+        if self.thread.is_alive():
+            self._registry.store.close()
+
+
+class Membership:
+    """One life of one member, from its start to its end. Made by ``queue.join(...)``.
+
+    ``halt`` ends the work as a crash would; ``ended`` is told when all is over.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        member: Member,
+        meter: Meter,
+        clock: Clock,
+        loop_name: str,
+        halt: Callable[[], None],
+        report: Report,
+        enter: Callable[[], None] | None = None,
+    ) -> None:
+        self.member = member
+        self.report = report
+        self.meter = meter
+        self.stopping = False
+        self.ended: Callable[[], None] = _nobody
+        self._clock = clock
+        self._halt = halt
+        self._enter = enter
+        self._killed = False
+        self._done = threading.Event()
+        self._error: PxrsError | None = None
+        self._loop = Loop(f"pxrs-{loop_name}", self._round)
+        self._watcher = Watcher(f"pxrs-{loop_name}-watch", registry, member.poll_seconds, self._rang)
+        self.wake = self._loop.wake
+        _all.add(self)
+
+    # ---- what engines call ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        if self._loop.thread.ident is not None:
+            raise Closed("a member starts once; make a new one")
+        self.enter()
+        self._loop.thread.start()
+        self._watcher.thread.start()
+
+    def enter(self) -> None:
+        """Make what this member needs, such as its group. The start does it, unless it was done before."""
+        if self._enter is not None:
+            self._enter()
+            self._enter = None  # it knows the queue, which must not live as long as this does
+
+    def submit(self, request: CommitRequest) -> Future[Changed]:
+        """Commit in the loop's next round, and learn what became of it. From any thread."""
+        outcome = self.member.commits.submit(request)
+        self._loop.wake()
+        return outcome
+
+    def request_stop(self) -> None:
+        """Leave cleanly; returns at once."""
+        self.stopping = True
+        self._loop.wake()
+
+    def stop(self, timeout: float | None = None, own_threads: Sequence[threading.Thread] = ()) -> None:
+        """Leave cleanly and wait for it, unless called by one of the threads that are waited for."""
+        self.request_stop()
+        if not self._loop.thread.is_alive():  # never started, or left behind by a fork
+            self._finish()
+        elif threading.current_thread() not in [self._loop.thread, *own_threads] and not self.wait(timeout):
+            raise Unavailable(f"{self.member.me.id!r} is still leaving after {timeout} s")
+
+    def kill(self) -> None:
+        """End as a crash would, with no flush and no release."""
+        self._killed = True
+        self._halt()
+        self._loop.wake()
+        if self._loop.thread.ident is not None and threading.current_thread() is not self._loop.thread:
+            self._loop.thread.join(10)
+        self._halt()  # again: the loop may have started work meanwhile
+        self._finish()
+
+    def end_with_process(self) -> None:
+        """The same at the end of the process, without waiting."""
+        self._killed = True
+        self._halt()
+        self._loop.wake()
+
+    def end_threads(self) -> list[threading.Thread]:
+        """Let the loop and the watcher end; returns them."""
+        self._watcher.end()
+        return [self._loop.thread, self._watcher.thread]
+
+    def fail(self, error: PxrsError) -> None:
+        """The work cannot go on: leave, and keep the reason."""
+        if self._done.is_set():
+            return
+        if self._error is None:
+            self._error = error
+        self.request_stop()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until this life has ended; False if the time was over first."""
+        return wait_long(self._done.wait, timeout)
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    @property
+    def error(self) -> PxrsError | None:
+        """What has ended this life, if something went wrong."""
+        return self._error or self.member.error
+
+    @property
+    def state(self) -> str:
+        """fenced, stopped, stopping, troubled (the registry does not answer), registering; "" while it takes part."""
+        if self.member.error is not None:
+            return "fenced"
+        if self._done.is_set():
+            return "stopped"
+        if self.stopping:
+            return "stopping"
+        if self.member.troubled_since is not None:
+            return "troubled"
+        return "" if self.member.joined else "registering"
+
+    @property
+    def beat_age(self) -> float:
+        """Seconds since the registry last confirmed a beat."""
+        return self.member.beat_age(self._clock.monotonic())
+
+    # ---- the loops -------------------------------------------------------------------------------------------------
+
+    def _round(self) -> float | None:
+        if self._killed or self._done.is_set():
+            return None
+        if self.stopping:
+            self.member.leave()
+        try:
+            wake_at = self.member.round()
+        except (
+            BaseException
+        ) as error:  # a driver's bug, or sys.exit in a listener, must end this member loudly, not leave it half alive
+            if self._killed:  # in the middle of this round: the registry may be closed already, and nobody asks why
+                return None
+            name = self.member.me.id
+            logger.exception("member %s ends", name)
+            named = error if isinstance(error, PxrsError) else Unexpected(f"member {name!r}: {error!r}")
+            named.__cause__ = None if named is error else error
+            self.fail(named)
+            self.kill()
+            return None
+        if self.member.finished:
+            self._finish()
+            return None
+        return max(0.0, wake_at - self._clock.monotonic())
+
+    def _rang(self) -> bool:
+        """Somebody has changed something, or the time is over: look at the rows. False: there is nobody to look."""
+        if self._killed or self._done.is_set():
+            return False
+        self.member.poll()
+        self._loop.wake()
+        return True
+
+    def _finish(self) -> None:
+        self._done.set()
+        self.member.commits.close()
+        self.ended()
+
+
+_all: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+@at_exit(Stage.TAKE)
+def _take_no_more() -> list[threading.Thread]:
+    for membership in list(_all):
+        membership.end_with_process()
+    return []
+
+
+@at_exit(Stage.THREADS)
+def _end_threads() -> list[threading.Thread]:
+    return [thread for membership in list(_all) for thread in membership.end_threads()]
+
+
+@contextmanager
+def signals(leave: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM, SIGINT and SIGHUP mean a clean leave, as long as this lasts; only the main thread can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    asked: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        if len(asked) == 1:  # a second signal may come in the middle of this, and what it does is not made for that
+            leave()
+        elif number == signal.SIGINT:
+            signal.default_int_handler(number, frame)  # whoever insists need not wait
+
+    with signals_caught(on_signal):
+        yield
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The bound method, without keeping its object alive; None comes back when that is gone."""
+    weak: Any = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        alive = weak()
+        return alive(*arguments) if alive is not None else None
+
+    return call
+
+
+def _nobody() -> None:
+    """Stands until an engine wants to know of the end."""

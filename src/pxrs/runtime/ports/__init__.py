@@ -1,0 +1,1 @@
+"""What members, engines and sinks agree on: sinks, events, counters."""

@@ -1,0 +1,23 @@
+"""What a worker has done, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was done since the start. Each worker counts for itself: threads must not share a counter."""
+
+    handled: int = 0
+    retried: int = 0
+    skipped: int = 0
+    dead_lettered: int = 0
+    handler_seconds: float = 0.0
+    expired: int = 0
+    passed_over: int = 0
+    """Dead letters that were sent again for another group."""
+
+    def add(self, other: Counters) -> None:
+        for counter in fields(Counters):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))

@@ -1,0 +1,253 @@
+"""The registry of one group: every operation on it, once, over any store.
+
+Who calls it owns the decision *when*; ``pxrs.rules`` owns *whether*; the store only compares and sets. Members,
+the leader and the command line all go through here; nobody writes rows by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pxrs.errors import Conflict, Damaged, Fenced, NewerFormat, PxrsError, Unknown
+from pxrs.model import Grant, Group, Owner, Partition, Tenure
+from pxrs.rules import ownership, rebalance
+from pxrs.rules.targets import Target
+from pxrs.runtime.ports.sink import Join
+from pxrs.runtime.registry.members import MemberRegistry
+from pxrs.runtime.registry.rows import WAY_OUT, Held, Rule
+from pxrs.runtime.registry.schema import last_part, missing
+from pxrs.stores.base import ABSENT, Swap, Verdict
+
+Changed = dict[int, "Held[Partition] | PxrsError"]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    """Checkpoints to store. With a note: all of them or none, in the sink's transaction if there is one.
+
+    The note must be unique: by it an earlier try is recognised whose answer was lost, also when a partition has gone
+    to another owner meanwhile. If the note has landed, the commit is done for all of its partitions.
+    """
+
+    positions: Mapping[Grant, int]
+    note: str | None = None
+    join: Join | None = None
+    ends: Mapping[int, int] | None = None
+    """Where the log ends, if the caller knows it: no checkpoint may be beyond."""
+
+    @property
+    def all_or_none(self) -> bool:
+        return self.note is not None
+
+
+class Registry(MemberRegistry):
+    """The rows of one group, and all that can be done with them."""
+
+    # ---- the leader -----------------------------------------------------------------------------------
+
+    def elect(self, me: Owner, expected: Group) -> Grant:
+        """Become the leader, if the group row still is the one that the decision was made on."""
+
+        def rule(row: Group | None) -> Group:
+            if row != expected:
+                raise Conflict("the group changed while standing for leadership")
+            return ownership.elect(expected, me)
+
+        group = self._groups.change_one(self.group_name, rule).row
+        assert group is not None
+        return Grant(-1, me, group.leader_epoch)
+
+    def publish(self, lead: Grant, target: Target, nonce: str, reason: str, stay: bool = True) -> Group:
+        """Write the target under a name of its own, then point the group at it: that swap is the commit point."""
+        key = f"{self.keys.targets}{lead.epoch:010d}-{nonce}"
+        outcome = self.store.swap_each([Swap(key, ABSENT, target.encode())])[0]
+        if outcome.verdict is not Verdict.DONE:
+            raise Unknown(f"no answer to the write of {key}: {outcome.reason}")
+
+        def rule(row: Group | None) -> Group:
+            planned = ownership.publish(_present(row), lead, target.members, key, reason)
+            return planned if stay else ownership.resign(planned, lead)
+
+        group = self._groups.change_one(self.group_name, rule, wake=self.wake).row
+        assert group is not None
+        self._forget_targets(lead, key)
+        return group
+
+    def resign(self, lead: Grant) -> None:
+        self._groups.change_one(self.group_name, lambda row: ownership.resign(_present(row), lead), wake=self.wake)
+
+    def target(self, key: str) -> Target | None:
+        """A target by its key. None means that it was replaced meanwhile: read the group again."""
+        row = self.store.read([key])[0]
+        try:
+            return None if row is None else Target.decode(row.value)
+        except NewerFormat:
+            raise
+        except Damaged as error:
+            raise Damaged(f"{key}: {error}; {WAY_OUT}") from error
+
+    def _forget_targets(self, lead: Grant, keep: str) -> None:
+        """Targets of earlier leaders and earlier plans of this one: nobody will be pointed at them again."""
+        old = [
+            r
+            for r in self.store.scan(self.keys.targets)
+            if r.key != keep and last_part(r.key)[:10] <= f"{lead.epoch:010d}"
+        ]
+        self.store.swap_each([Swap(r.key, r.version, None) for r in old])
+
+    # ---- partitions -----------------------------------------------------------------------------------
+
+    def read_partitions(self, numbers: Sequence[int]) -> dict[int, Held[Partition]]:
+        return self._partitions.read(numbers)
+
+    def partitions(self) -> list[Partition]:
+        """All partition rows, in order."""
+        return [held.row for held in self._partitions.scan(self.keys.partitions).values()]
+
+    def partitions_each(self) -> dict[int, Held[Partition] | Damaged]:
+        """All partition rows by number; the error where a row cannot be read."""
+        return self._partitions.scan_each(self.keys.partitions)
+
+    def read_partitions_each(self, numbers: Sequence[int]) -> dict[int, Held[Partition] | Damaged]:
+        return self._partitions.read_each(numbers)
+
+    def readable_partitions(self) -> list[Partition]:
+        """The partition rows that can be read, in order."""
+        return [held.row for held in self.partitions_each().values() if isinstance(held, Held)]
+
+    def partition(self, number: int) -> Partition:
+        return self._partitions.read([number])[number].row
+
+    def unowned(self) -> list[Partition]:
+        return [row for row in self.partitions() if row.owner is None]
+
+    def owned_by(self, name: str) -> list[Partition]:
+        return [row for row in self.partitions() if row.owner is not None and row.owner.id == name]
+
+    def expired(self, dead: Iterable[str] = ()) -> list[Partition]:
+        """Partitions whose owner can no longer give them up: not registered, an earlier life, or judged dead."""
+        members = {m.id: m for m in self.members()}
+        gone = frozenset(dead)
+        return [row for row in self.partitions() if rebalance.is_orphan(row, members, gone, None)]
+
+    def checkpoint(self, number: int) -> int | None:
+        return self.partition(number).checkpoint
+
+    def history(self, number: int) -> tuple[Tenure, ...]:
+        """The last owners of a partition: who, under which epoch, from when, why."""
+        return self.partition(number).history
+
+    def change(
+        self,
+        rules: Mapping[int, Rule[Partition]],
+        known: Mapping[int, Held[Partition]] | None = None,
+        wake: bool = False,
+    ) -> Changed:
+        """Apply a rule to each of these partitions: an outcome for each, one spoiled row never spoils another."""
+        return self._partitions.change(rules, known, self.wake if wake else None)
+
+    def claim(self, numbers: Iterable[int], me: Owner, known: Mapping[int, Held[Partition]] | None = None) -> Changed:
+        at = self._clock.wall()
+        return self.change({n: lambda row: ownership.claim(row, me, at) for n in numbers}, known)
+
+    def store_progress(self, request: CommitRequest, known: Mapping[int, Held[Partition]] | None = None) -> Changed:
+        """Store checkpoints, each under the epoch of the grant it comes with; nothing else decides how.
+
+        The answer has a row or an error for each partition. All or none: the error is raised, and the answer is empty.
+        """
+        rules = self._advances(request)
+        if not request.all_or_none:
+            return self._partitions.change(rules, known)
+        try:
+            self._store_together(request, rules)
+        except Fenced:
+            if not self._has_landed(request.note, rules):
+                raise
+        return {}
+
+    def commit(
+        self,
+        positions: Mapping[Grant, int],
+        known: Mapping[int, Held[Partition]] | None = None,
+        ends: Mapping[int, int] | None = None,
+    ) -> Changed:
+        """Store the progress of several partitions, each judged alone."""
+        return self.store_progress(CommitRequest(positions, ends=ends), known)
+
+    def _store_together(self, request: CommitRequest, rules: Mapping[int, Rule[Partition]]) -> None:
+        transaction = request.join() if request.join else None
+        if transaction is None:
+            self._partitions.change_all(rules)
+        else:
+            self._partitions.change_within(transaction, rules, lambda row: bool(row.note) and row.note == request.note)
+
+    def _has_landed(self, note: str | None, numbers: Collection[int]) -> bool:
+        """Whether one of the rows bears the note of this very commit."""
+        return bool(note) and any(held.row.note == note for held in self._partitions.read(numbers).values())
+
+    def _advances(self, request: CommitRequest) -> dict[int, Rule[Partition]]:
+        ends, note = request.ends or {}, request.note
+        return {
+            grant.partition: partial(
+                ownership.advance, grant=grant, position=position, end=ends.get(grant.partition), note=note
+            )
+            for grant, position in request.positions.items()
+        }
+
+    def release(
+        self, positions: Mapping[Grant, int | None], known: Mapping[int, Held[Partition]] | None = None
+    ) -> Changed:
+        """Give partitions up together with their final checkpoints."""
+        at = self._clock.wall()
+
+        def rule(grant: Grant, position: int | None, row: Partition) -> Partition:
+            return ownership.release(row, grant, position, at)
+
+        return self.change({g.partition: partial(rule, g, p) for g, p in positions.items()}, known, wake=True)
+
+    def abandon(self, grant: Grant, position: int | None) -> Changed:
+        at = self._clock.wall()
+        return self.change({grant.partition: lambda row: ownership.abandon(row, grant, position, at)}, wake=True)
+
+    def release_all(self, me: Owner) -> Changed:
+        """Free everything that this life of a member still holds in the rows, checkpoints as they stand."""
+        held = [row.number for row in self.readable_partitions() if row.owner == me]
+        return self.give_back(held, me)
+
+    def give_back(self, numbers: Iterable[int], me: Owner) -> Changed:
+        at = self._clock.wall()
+        return self.change({n: lambda row: ownership.give_back(row, me, at) for n in numbers}, wake=True)
+
+    def force_release(self, owners: Mapping[int, Owner], known: Mapping[int, Held[Partition]] | None = None) -> Changed:
+        """Take partitions from owners that are dead or late; whoever still writes under the old epoch is fenced."""
+        at = self._clock.wall()
+
+        def rule(owner: Owner, row: Partition) -> Partition:
+            return ownership.force_release(row, owner, at)
+
+        return self.change({n: partial(rule, owner) for n, owner in owners.items()}, known, wake=True)
+
+    def seek(self, positions: Mapping[int, int], ends: Mapping[int, int]) -> Changed:
+        at = self._clock.wall()
+
+        def rule(position: int, row: Partition) -> Partition:
+            return ownership.seek(row, position, ends.get(row.number), at)
+
+        return self.change({n: partial(rule, position) for n, position in positions.items()}, wake=True)
+
+    def pause(self, numbers: Iterable[int], paused: bool) -> Changed:
+        return self.change({n: lambda row: ownership.pause(row, paused) for n in numbers}, wake=True)
+
+    # ---- waking each other ------------------------------------------------------------------------------
+
+    def wait(self, mark: int, timeout: float) -> int:
+        """Block until a member wakes the others, or the time is over. A hint: whoever wakes reads the rows."""
+        return self.store.wait(self.keys.bells, mark, timeout)
+
+
+def _present(group: Group | None) -> Group:
+    if group is None:
+        raise missing("group")
+    return group

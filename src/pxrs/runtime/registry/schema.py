@@ -1,0 +1,132 @@
+"""The rows of one group: their keys in a store, their formats, and what the absence of a row means."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, NoReturn, TypeVar
+
+from pxrs.errors import WentBack
+from pxrs.model import Group, MemberRow, Partition, check_name
+from pxrs.rules import row_format
+from pxrs.runtime.registry.rollback_guard import RollbackGuard
+
+N = TypeVar("N")
+T = TypeVar("T")
+
+
+class Keys:
+    """The keys of one group's rows."""
+
+    def __init__(self, prefix: str, queue: str, group: str) -> None:
+        self.name = group
+        self.base = f"{prefix}{check_name('queue', queue)}/{check_name('group', group)}/"
+        self.group = f"{self.base}group"
+        self.members = f"{self.base}member/"
+        self.partitions = f"{self.base}partition/"
+        self.targets = f"{self.base}target/"
+        self.bells = f"{self.base}bell/"
+
+
+class RowKind(ABC, Generic[N, T]):
+    """Rows of one kind: from a name to the key, from bytes to the row, and back."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+
+    @abstractmethod
+    def key(self, name: N) -> str: ...
+
+    @abstractmethod
+    def name(self, key: str) -> N: ...
+
+    @abstractmethod
+    def decode(self, name: N, data: bytes) -> T: ...
+
+    @abstractmethod
+    def encode(self, row: T) -> bytes | None:
+        """The bytes to store; None where the row shall be absent."""
+
+    @abstractmethod
+    def absent(self, name: N) -> T:
+        """What counts as the row where none is stored; raises where one must be."""
+
+    def ttl_ms(self, _row: T) -> int | None:
+        """How long the row lives without being written again; None: for ever."""
+        return None
+
+
+class GroupRow(RowKind[str, Group | None]):
+    """The one row that says what the group was made with, who leads it, and which target holds."""
+
+    def __init__(self, keys: Keys, guard: RollbackGuard) -> None:
+        super().__init__(keys)
+        self._guard = guard
+
+    def key(self, _name: str) -> str:
+        return self.keys.group
+
+    def name(self, _key: str) -> str:
+        return self.keys.name
+
+    def decode(self, name: str, data: bytes) -> Group:
+        return self._guard.group(row_format.decode_group(name, data))
+
+    def encode(self, row: Group | None) -> bytes | None:
+        return None if row is None else row_format.encode_group(row)
+
+    def absent(self, _name: str) -> None:
+        return None
+
+
+class MemberRows(RowKind[str, MemberRow | None]):
+    """A row for each member: its life, its beat, its state."""
+
+    def key(self, name: str) -> str:
+        return f"{self.keys.members}{name}"
+
+    def name(self, key: str) -> str:
+        return last_part(key)
+
+    def decode(self, name: str, data: bytes) -> MemberRow:
+        return row_format.decode_member(name, data)
+
+    def encode(self, row: MemberRow | None) -> bytes | None:
+        return None if row is None else row_format.encode_member(row)
+
+    def absent(self, _name: str) -> None:
+        return None
+
+    def ttl_ms(self, row: MemberRow | None) -> int | None:
+        """A member that was put out must not be forgotten."""
+        return None if row is None or row.is_evicted else row.patience_ms
+
+
+class PartitionRows(RowKind[int, Partition]):
+    """A row for each partition: its owner, its epoch, its checkpoint."""
+
+    def __init__(self, keys: Keys, guard: RollbackGuard) -> None:
+        super().__init__(keys)
+        self._guard = guard
+
+    def key(self, number: int) -> str:
+        return f"{self.keys.partitions}{number:05d}"
+
+    def name(self, key: str) -> int:
+        return int(last_part(key))
+
+    def decode(self, number: int, data: bytes) -> Partition:
+        return self._guard.partition(row_format.decode_partition(number, data))
+
+    def encode(self, row: Partition) -> bytes:
+        return row_format.encode_partition(row)
+
+    def absent(self, number: int) -> NoReturn:
+        raise missing(f"partition {number} of group {self.keys.name!r}")
+
+
+def missing(what: str) -> WentBack:
+    return WentBack(f"the registry row of {what} is missing: the store was wiped or damaged")
+
+
+def last_part(key: str) -> str:
+    return key.rpartition("/")[2]

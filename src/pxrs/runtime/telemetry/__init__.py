@@ -1,0 +1,1 @@
+"""Metric names, the metrics page, and the log lines of a group's events."""

@@ -1,0 +1,1 @@
+"""A table in a SQL database as a fenced output."""

@@ -1,0 +1,1 @@
+"""Pipelines: the batch engine on Spark, as a program or as a file."""

@@ -1,0 +1,1 @@
+"""``spark.read.format("pxrs")`` and frames: messages of a queue as rows."""

@@ -1,0 +1,105 @@
+"""What a Spark job reads, decided in the driver: travels to the tasks, and holds nothing but files and offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from pxrs.errors import BadSetting, Refused
+from pxrs.logs.base import Log, Piece
+from pxrs.logs.batches import check_partition, refuse_offset
+from pxrs.model import Range
+from pxrs.rules.addressing import Reader
+
+Ranges = Mapping[int, tuple[int, int]] | Iterable[Range]
+"""``{partition: (start, end)}``, or ``Range`` objects, also several of one partition."""
+
+
+class Slice(NamedTuple):
+    """The messages ``[start, end)`` of one partition, and the pieces of the log that hold them."""
+
+    partition: int
+    start: int
+    end: int
+    epoch: int = 0
+    pieces: tuple[Piece, ...] = ()
+
+
+class Plan(NamedTuple):
+    """Which columns of a queue are read, and by which task which slices; ``reader`` is the group, if one reads."""
+
+    topic: str
+    columns: tuple[str, ...]
+    tasks: tuple[tuple[Slice, ...], ...]
+    reader: Reader | None = None
+
+
+# ---- planning --------------------------------------------------------------------------------------------------------
+
+
+def check_ranges(log: Log, ranges: Ranges) -> list[Range]:
+    """The ranges that hold messages, by partition and start; refused if a message is not in the log, or in two."""
+    wanted = sorted(_ranges(ranges))
+    for part in wanted:
+        _check_range(log, part)
+    for one, other in pairwise(wanted):
+        if one.partition == other.partition and one.end > other.start:
+            raise Refused(f"partition {one.partition}: {_shown(one)} and {_shown(other)} overlap")
+    return [part for part in wanted if part.rows]
+
+
+def _ranges(ranges: Ranges) -> Iterator[Range]:
+    if isinstance(ranges, Mapping):
+        for partition, (start, end) in ranges.items():
+            yield Range(partition, start, end)
+    else:
+        yield from ranges
+
+
+def _check_range(log: Log, part: Range) -> None:
+    name = log.identity.name
+    check_partition(name, part.partition, log.identity.partitions)
+    if not 0 <= part.start <= part.end:
+        raise Refused(f"queue {name!r}, partition {part.partition}: {_shown(part)} is no range of offsets")
+    if not part.rows:
+        return
+    bounds = log.bounds(part.partition)
+    for offset in (part.start, part.end):
+        if not bounds[0] <= offset <= bounds[1]:
+            refuse_offset(name, part.partition, offset, bounds)
+
+
+def _shown(part: Range) -> str:
+    return f"[{part.start}, {part.end})"
+
+
+def plan_of(log: Log, wanted: Iterable[Range], columns: tuple[str, ...], tasks: int) -> Plan:
+    """Who reads what: at most so many tasks, with about as many rows each, and a partition in one of them only."""
+    if tasks < 1:
+        raise BadSetting(f"tasks = {tasks!r}: at least 1")
+    by_partition: dict[int, list[Range]] = {}
+    for part in wanted:
+        by_partition.setdefault(part.partition, []).append(part)
+    rows = {number: sum(part.rows for part in parts) for number, parts in by_partition.items()}
+    groups = ([part for number in group for part in by_partition[number]] for group in pack(rows, tasks))
+    return Plan(log.identity.name, columns, tuple(slices_of(log, group) for group in groups))
+
+
+def slices_of(log: Log, parts: Iterable[Range]) -> tuple[Slice, ...]:
+    """Ranges together with the pieces that hold them."""
+    return tuple(Slice(*part, tuple(log.pieces(part.partition, part.start, part.end))) for part in parts)
+
+
+def pack(rows: Mapping[int, int], tasks: int) -> list[list[int]]:
+    """Partitions, by how many rows each has, shared out over at most so many tasks, evenly by rows.
+
+    A partition is never split, so its order is kept. The heaviest is placed first, each where there is least so far.
+    """
+    packed: list[list[int]] = [[] for _ in range(min(max(tasks, 1), len(rows)))]
+    loads = [0] * len(packed)
+    for partition in sorted(rows, key=lambda number: (-rows[number], number)):
+        lightest = loads.index(min(loads))
+        packed[lightest].append(partition)
+        loads[lightest] += rows[partition]
+    return [sorted(group) for group in packed]

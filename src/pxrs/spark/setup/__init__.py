@@ -1,0 +1,1 @@
+"""Spark sessions: Java, the zip for executors, and the registration of the format."""

@@ -1,0 +1,1 @@
+"""``spark.readStream.format("pxrs")``: Structured Streaming, alone or as a member of a group."""

@@ -1,0 +1,123 @@
+"""The fenced commit of a streaming query's batches, whoever does it: the driver's ``fenced``, or the ``pxrs`` writer.
+
+Both know the plan of a batch from Spark's offset log, and from the source's sheet the epochs under which it runs.
+Output is staged, the checkpoints are committed with these epochs, and by that the output is published.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from pxrs.errors import PxrsError, Refused, Unexpected, Unknown
+from pxrs.io.clock import SystemClock
+from pxrs.model import Batch, Grant
+from pxrs.runtime.batches.commit import CommitOutcome, commit_batch
+from pxrs.runtime.ports.sink import Overtaken, Sink, nothing_to_publish
+from pxrs.runtime.registry.registry import Changed, CommitRequest, Registry
+from pxrs.spark.stream.offsets import Planned
+from pxrs.spark.stream.side_files import Sheet, SideFiles, SinkReport
+
+logger = logging.getLogger("pxrs.stream")
+
+PATIENCE_SECONDS = 60.0
+"""How long a registry that does not answer is asked again before the query fails."""
+
+
+class Fencing:
+    """Carries the batches of one query out. Without a sink each partition is judged alone, with one all together."""
+
+    def __init__(self, sink: Sink | None) -> None:
+        self._sink = sink
+        self._recovered: set[Grant] = set()
+        self._clock = SystemClock()
+
+    def carry_out(
+        self, registry: Registry, files: SideFiles, planned: Planned, number: int, output: Callable[[Batch], Any]
+    ) -> None:
+        """One batch. ``output`` is asked what it gives when its ranges are known; then it is committed."""
+        files.write_mark(SinkReport(self._sink is not None))
+        sheet = sheet_of(files, planned)
+        batch = Batch(planned.queue, planned.log, planned.group, sheet.owner(planned), number, sheet.ranges)
+        if sheet.dropped:
+            logger.warning("batch %d: partitions %s are done, or with another member now", number, list(sheet.dropped))
+        self._recover(registry, batch)
+        self._commit(registry, batch, output(batch), planned)
+        files.write_mark(SinkReport(self._sink is not None, planned.identity))
+
+    def _recover(self, registry: Registry, batch: Batch) -> None:
+        """New partitions: let the sink finish what their last owners left half published."""
+        if self._sink is None:
+            return
+        grants = {Grant(part.partition, batch.owner, part.epoch) for part in batch.ranges} - self._recovered
+        rows = registry.read_partitions(sorted(grant.partition for grant in grants)) if grants else {}
+        for grant in sorted(grants):
+            row = rows[grant.partition].row
+            if row.epoch != grant.epoch:  # it is lost already, and no longer ours to finish
+                continue
+            try:
+                self._sink.recover(batch.queue, batch.log, batch.group, grant, row.note)
+            except Overtaken as error:  # has it been lost since, or is the sink ahead of the registry?
+                if registry.read_partitions([grant.partition])[grant.partition].row.epoch == grant.epoch:
+                    raise error.as_went_back() from error
+        self._recovered |= grants
+
+    def _commit(self, registry: Registry, batch: Batch, output: Any, planned: Planned) -> None:
+        note = self._stage(batch, output)
+        if not batch.ranges:
+            return
+        deadline = self._clock.monotonic() + PATIENCE_SECONDS
+        outcome = commit_batch(
+            Submitter(registry), self._sink, batch, note, lambda: self._clock.monotonic() < deadline, threading.Event()
+        )
+        self._judge(batch, outcome, planned)
+
+    def _stage(self, batch: Batch, output: Any) -> str | None:
+        if self._sink is None:
+            return None
+        note = self._sink.stage(batch, output)
+        if note and not batch.ranges:
+            self._sink.discard(batch)
+            raise Refused(f"batch {batch.number} has output and no messages: what keeps state cannot use a fenced sink")
+        return note or nothing_to_publish(batch)
+
+    def _judge(self, batch: Batch, outcome: CommitOutcome, planned: Planned) -> None:
+        """Refused parts are their new owners' to do. What nothing is known of must not count as done in Spark."""
+        for grant, error in outcome.refused.items():
+            logger.warning("batch %d, partition %d is not committed: %s", batch.number, grant.partition, error)
+        if len(outcome.refused) + len(outcome.committed) < len(batch.ranges):
+            raise Unknown(f"batch {batch.number}: the registry does not answer; restart the query to go on")
+        if outcome.refused and self._sink is not None and not planned.fenced:
+            # The plan does not say yet that rows alone tell what is done. Spark must not take this batch for done.
+            raise next(iter(outcome.refused.values()))
+
+
+def sheet_of(files: SideFiles, planned: Planned) -> Sheet:
+    """Under which epochs the batch runs. A batch without messages has no sheet of its own."""
+    sheet = files.sheet()
+    if not planned.ranges:
+        return Sheet(planned.identity, sheet.life if sheet is not None else "", ())
+    if sheet is None or sheet.plan != planned.identity:
+        raise Unexpected(
+            f"the source of this query, member {planned.member!r}, has left no word about the running batch: is it "
+            "another process than this JVM's?"
+        )
+    return sheet
+
+
+class Submitter:
+    """Commits in the thread that asks, with the epochs of the batch, never with epochs asked from the registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def __call__(self, request: CommitRequest) -> Future[Changed]:
+        answer: Future[Changed] = Future()
+        try:
+            answer.set_result(self._registry.store_progress(request))
+        except PxrsError as error:
+            answer.set_exception(error)
+        return answer

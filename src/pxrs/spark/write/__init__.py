@@ -1,0 +1,1 @@
+"""``df.write.format("pxrs")`` and ``writeStream``: rows of a DataFrame become messages, once."""

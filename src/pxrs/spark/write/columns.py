@@ -1,0 +1,136 @@
+"""Which columns of a frame become messages, and whether they can: checked when a write is planned, not in its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
+
+from pxrs.errors import Mismatch, Refused
+from pxrs.logs.base import LogIdentity
+from pxrs.spark.read.columns import nearest
+
+ROUTED = "pxrs.routed"
+"""What ``routed`` writes into the metadata of its column: for which partitions, hash and reduction it was made."""
+
+OF_A_SOURCE = ("topic", "partition", "offset", "timestampType", "id", "epoch")
+"""Where ``offset`` stands, a frame is as a queue's or Kafka's source gave it: these say where its messages were."""
+
+
+class Kind(NamedTuple):
+    """What a column may be, in words, and what to write for one that is not."""
+
+    fits: Callable[[DataType], bool]
+    words: str
+    cast: str
+
+
+def _is_bytes(kind: DataType) -> bool:
+    return isinstance(kind, StringType | BinaryType)
+
+
+def _is_headers(kind: DataType) -> bool:
+    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
+        return False
+    inside = {field.name: field.dataType for field in kind.elementType}
+    return list(inside) == ["key", "value"] and isinstance(inside["key"], StringType) and _is_bytes(inside["value"])
+
+
+def _is(*kinds: type[DataType]) -> Callable[[DataType], bool]:
+    return lambda kind: isinstance(kind, kinds)
+
+
+_HEADERS = "array<struct<key:string,value:binary>>"
+KINDS: dict[str, Kind] = {
+    "key": Kind(lambda kind: _is_bytes(kind) or isinstance(kind, NullType), "string or binary", "STRING"),
+    "value": Kind(_is_bytes, "string or binary", "STRING"),
+    "headers": Kind(_is_headers, _HEADERS, _HEADERS.upper()),
+    "timestamp": Kind(_is(TimestampType), "timestamp", "TIMESTAMP"),
+    "tenant": Kind(_is(StringType), "string", "STRING"),
+    "partition": Kind(_is(ByteType, ShortType, IntegerType, LongType), "int", "INT"),
+}
+"""The columns that a write takes; all but value may be missing."""
+
+
+def columns_to_write(schema: StructType) -> tuple[str, ...]:
+    """The columns of a frame that are written, each checked; what it had from a source is left out."""
+    names = [field.name for field in schema]
+    left_out = _of_a_source(schema)
+    if "value" not in names:
+        raise Refused(
+            f"a message needs a column 'value'; there are {names}: name it, as in "
+            "df.selectExpr('CAST(account AS STRING) AS key', 'to_json(struct(*)) AS value')"
+        )
+    for field in schema:
+        if field.name not in left_out:
+            _check(field, names)
+    return tuple(name for name in KINDS if name in names and name not in left_out)
+
+
+def _of_a_source(schema: StructType) -> set[str]:
+    if "offset" not in schema.fieldNames():
+        return set()
+    return {field.name for field in schema if field.name in OF_A_SOURCE and ROUTED not in (field.metadata or {})}
+
+
+def _check(field: StructField, names: list[str]) -> None:
+    kind = KINDS.get(field.name)
+    if kind is None:
+        raise Refused(
+            f"a queue has no place for column {field.name!r}{nearest(field.name, KINDS)}; it takes {', '.join(KINDS)}: "
+            "select these, or put the others into the value, as to_json(struct(*)) does"
+        )
+    if names.count(field.name) > 1:
+        raise Refused(f"column {field.name!r} stands twice in what is to be written")
+    if not kind.fits(field.dataType):
+        raise Refused(
+            f"column {field.name!r} is {field.dataType.simpleString()}, and {kind.words} is needed: "
+            f"write {_cast(field, kind)} AS {field.name}"
+        )
+
+
+def _cast(field: StructField, kind: Kind) -> str:
+    if kind.cast == "STRING" and isinstance(field.dataType, StructType | ArrayType | MapType | VariantType):
+        return f"to_json({field.name})"
+    return f"CAST({field.name} AS {kind.cast})"
+
+
+def check_key(name: str, kind: DataType) -> None:
+    """Refuse a key that has no bytes of its own, with the cast to write."""
+    _check_kind = KINDS["key"]
+    if not _check_kind.fits(kind):
+        cast = _cast(StructField(name, kind), _check_kind)
+        raise Refused(f"key {name!r} is {kind.simpleString()}, and {_check_kind.words} is needed: write {cast}")
+
+
+def routing_mark(partitions: int, hash_name: str, reduce: str) -> dict[str, Any]:
+    """The metadata of a routed column."""
+    return {ROUTED: f"{partitions} {hash_name} {reduce}"}
+
+
+def check_routed(schema: StructType, identity: LogIdentity) -> None:
+    """Refuse a column that was routed for another queue."""
+    for field in schema:
+        found = (field.metadata or {}).get(ROUTED)
+        wanted = routing_mark(identity.partitions, identity.hash, identity.reduce)[ROUTED]
+        if field.name == "partition" and found not in (None, wanted):
+            raise Mismatch(
+                f"column 'partition' was routed for (partitions, hash, reduce) = ({found}), and queue "
+                f"{identity.name!r} has ({wanted}): call routed(df, queue) with the queue that is written to"
+            )

@@ -1,0 +1,205 @@
+"""The driver side of a write: what the tasks have staged is decided upon once, and appended once.
+
+Killed at any step, a commit is repeated by Spark with the same number, perhaps with rows in another order and in other
+files. Before the decision nothing was appended, and the new files are taken. After it the old files are: their rows
+are the same ones, and some of them may stand in the queue already. Once it is done, the new files are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from typing import Any
+
+from pxrs.drivers import find_driver, split_url
+from pxrs.errors import Refused, Unavailable, masked, masked_url
+from pxrs.io.clock import SystemClock
+from pxrs.logs.base import Log, OpenOptions
+from pxrs.runtime.queue.settings_file import load_settings
+from pxrs.settings import Settings
+from pxrs.spark.stream.offsets import Planned
+from pxrs.spark.stream.side_files import has_members_beside
+from pxrs.spark.write.append import append_decided
+from pxrs.spark.write.decisions import Decision, Ledger, sweep
+from pxrs.spark.write.from_group import StagedFiles, commit_fenced, planned_in
+from pxrs.spark.write.paths import WritePaths
+from pxrs.spark.write.spark_writers import Staged, TargetQueue
+
+logger = logging.getLogger(__name__)
+
+
+def open_log(url: str, wish: OpenOptions, settings: Settings, create: bool) -> Log:
+    """The log to write to; no registry is needed for that."""
+    if split_url(url)[0] == "memory":
+        raise Refused(
+            f"{masked_url(url)!r} lives in the memory of one process, and Spark writes in others: use another log"
+        )
+    found: Log = find_driver("pxrs.logs", url).open(url, wish, settings, create)
+    return found
+
+
+# ---- committing ------------------------------------------------------------------------------------------------------
+
+
+def commit_batch(target: TargetQueue, place: WritePaths, messages: Sequence[Any], checkpoint: str | None) -> None:
+    """Store a batch of a stream. If a member of a group has planned it, the checkpoints of its source move with it."""
+    planned = _planned(checkpoint, place.sequence)
+    if planned is None:
+        commit(target, place, messages)
+        return
+    settings = load_settings(**target.settings)
+    with closing(open_log(target.log, OpenOptions(), settings, create=False)) as log:
+        staged = StagedFiles(_left_to_store(log, settings, place, _in_order(messages)), place.staged)
+        commit_fenced(log, settings, os.path.dirname(os.path.dirname(place.root)), planned, place.sequence, staged)
+    give_up(place)
+    sweep(place.root)
+
+
+def _planned(checkpoint: str | None, batch: int) -> Planned | None:
+    directory = _path_of(checkpoint)
+    if directory is not None and os.path.isdir(os.path.join(directory, "offsets")):
+        return planned_in(directory, batch)
+    if has_members_beside():
+        logger.warning(
+            "the checkpoint %s cannot be read here: a stream with pxrs.group.id is stored at least once; set the "
+            "query's option checkpointLocation to a directory of this machine to have it once",
+            checkpoint or "of this query",
+        )
+    return None
+
+
+def _left_to_store(log: Log, settings: Settings, place: WritePaths, staged: Sequence[Staged]) -> Decision:
+    """All of it, unless the ledger has this batch already: from a time when its plan could not be read, or from a
+    version of PXRS that did not read it. Then the checkpoints alone are left to move.
+    """
+    ledger = Ledger(place.root, place.producer)
+    for sequence in ledger.pending():
+        _carry_out(log, settings, ledger, sequence)
+    return _decision(log, place, [] if _is_stored(ledger, place, staged) else staged)
+
+
+def _in_order(messages: Sequence[Any]) -> list[Staged]:
+    return sorted((one for one in messages if isinstance(one, Staged)), key=lambda one: one.task)
+
+
+def commit(target: TargetQueue, place: WritePaths, messages: Sequence[Any]) -> None:
+    """Store what the tasks have staged for this place, unless the number is stored already."""
+    staged = _in_order(messages)
+    settings = load_settings(**target.settings)
+    ledger = Ledger(place.root, place.producer)
+    with closing(open_log(target.log, OpenOptions(), settings, create=False)) as log:
+        for sequence in ledger.pending():  # of a commit that was killed, or is running still without its driver
+            _carry_out(log, settings, ledger, sequence)
+        if _is_stored(ledger, place, staged):
+            ledger.finish(place.sequence)
+        elif any(one.file.rows for one in staged):
+            ledger.decide(place.sequence, _decision(log, place, staged))
+            _carry_out(log, settings, ledger, place.sequence)
+    sweep(place.root)
+
+
+def _is_stored(ledger: Ledger, place: WritePaths, staged: Sequence[Staged]) -> bool:
+    done = ledger.last_done()
+    if place.sequence < done:
+        raise Refused(
+            f"{place.producer} has stored its write {done} in this queue, and now comes with {place.sequence}: its "
+            "numbers only rise. An old checkpoint, or an old number, would store other rows under a number that is "
+            "taken: begin with a new checkpoint, or another name"
+        )
+    if place.sequence == done:
+        before, rows = ledger.read(done), sum(one.file.rows for one in staged)
+        if before is not None and before.rows != rows:
+            logger.warning(
+                "write %d of %s was stored before with %d rows and comes again with %d: it is not stored again; is "
+                "its query deterministic?", done, place.producer, before.rows, rows,
+            )  # fmt: skip
+    return place.sequence == done
+
+
+def _decision(log: Log, place: WritePaths, staged: Sequence[Staged]) -> Decision:
+    used = [one for one in staged if one.file.rows]
+    for one in used:
+        _check_there(os.path.join(place.staged, one.file.name), one)
+    after = {partition: log.bounds(partition)[1] for partition in range(log.identity.partitions)}
+    now_us = round(SystemClock().wall() * 1e6)
+    return Decision(tuple(one.file.name for one in used), sum(one.file.rows for one in used), now_us, after)
+
+
+def _check_there(path: str, staged: Staged) -> None:
+    try:
+        size = os.path.getsize(path)
+    except OSError:
+        size = -1
+    if size != staged.file.bytes:
+        raise Unavailable(
+            f"task {staged.task} on {staged.host} wrote {path} with {staged.file.bytes} bytes, and here "
+            f"{'it is not' if size < 0 else f'it has {size}'}: set option 'pxrs.staging' to a directory that the "
+            "driver and all executors share"
+        )
+
+
+def _carry_out(log: Log, settings: Settings, ledger: Ledger, sequence: int) -> None:
+    decision = ledger.read(sequence)
+    if decision is not None and ledger.holds(sequence):
+        append_decided(log, settings, ledger, sequence, decision)
+    ledger.finish(sequence)
+
+
+def give_up(place: WritePaths) -> None:
+    """The write has failed: remove what its tasks have left, unless it was decided already."""
+    Ledger(place.root, place.producer).give_up(place.sequence)
+
+
+def query_of(checkpoint: str | None) -> str | None:
+    """The id of a streaming query, from its checkpoint; None where that is not in a directory of this machine."""
+    directory = _path_of(checkpoint)
+    if directory is None:
+        return None
+    try:
+        with open(os.path.join(directory, "metadata"), encoding="utf-8") as file:
+            found = json.load(file)["id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
+
+
+def _path_of(checkpoint: str | None) -> str | None:
+    """None if the query did not name it: Spark does not tell what stands in its own settings."""
+    return checkpoint.removeprefix("file://").removeprefix("file:") if checkpoint else None
+
+
+# ---- what the driver keeps to itself ---------------------------------------------------------------------------------
+
+
+def keep(target: TargetQueue) -> TargetQueue | str:
+    """What a writer may carry about: the target, or where it is kept if its address holds a password.
+
+    Spark gives a batch writer to tasks and commit alike, and no task must see a password. So that stays in a file that
+    only this user can read, on the driver's machine.
+    """
+    if masked(target.log) == target.log:
+        return target
+    fd, path = tempfile.mkstemp(prefix="pxrs-write-", suffix=".json")
+    with open(fd, "w", encoding="utf-8") as file:
+        json.dump(target, file)
+    return path
+
+
+def recall(kept: TargetQueue | str) -> TargetQueue:
+    """The target that was kept, for the last time."""
+    if isinstance(kept, TargetQueue):
+        return kept
+    with open(kept, encoding="utf-8") as file:
+        log, settings = json.load(file)
+    forget(kept)
+    return TargetQueue(log, settings)
+
+
+def forget(kept: TargetQueue | str) -> None:
+    if isinstance(kept, str):
+        with suppress(FileNotFoundError):
+            os.unlink(kept)

@@ -1,0 +1,1 @@
+"""The registry in a NATS key-value bucket."""

@@ -1,0 +1,1 @@
+"""The registry in Redis or Valkey."""

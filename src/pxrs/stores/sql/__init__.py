@@ -1,0 +1,1 @@
+"""The registry in a SQL database: PostgreSQL, MySQL or MariaDB, Oracle."""

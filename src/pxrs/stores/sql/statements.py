@@ -1,0 +1,286 @@
+"""The statements of a registry in SQL: written by SQLAlchemy for each database, run by the database's own driver.
+
+A swap compares and sets by ``UPDATE … WHERE key = … AND version = …``, and learns from the number of rows whether it
+was done. Nothing is locked from one request to the next, except by a transaction that is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from sqlalchemy import Dialect, Table, and_, bindparam, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql import ClauseElement
+
+from pxrs.io.sql.connections import Driver, Sort
+from pxrs.stores.base import ABSENT
+
+Found = tuple[bytes, bytes, int]
+"""A row as it is stored: key, value, version."""
+
+_KEYS_PER_SELECT = 1_000
+_ORACLE_READS = (1, 16, 256, 1_000)  # Oracle takes a thousand in a list
+
+
+class PendingSwap(NamedTuple):
+    """A swap on its way: ``new`` is the version that the row shall have, and names this wish alone."""
+
+    key: bytes
+    old: int
+    new: int
+    value: bytes | None
+
+    @property
+    def is_of_nothing(self) -> bool:
+        """To delete what is absent: done if it is."""
+        return self.old == ABSENT and self.value is None
+
+
+class Statement:
+    """One statement in a database's words."""
+
+    def __init__(self, clause: ClauseElement, dialect: Dialect) -> None:
+        compiled: Any = clause.compile(dialect=dialect)
+        self.text = str(compiled)
+        self._in_order = itemgetter(*compiled.positiontup) if compiled.positional else None
+
+    def values(self, **named: Any) -> Any:
+        """What a cursor wants beside the text: by name, or in the order of the text."""
+        return named if self._in_order is None else self._in_order(named)
+
+
+class Statements:
+    """What is common to all databases."""
+
+    def __init__(self, rows: Table, driver: Driver) -> None:
+        self.driver = driver
+        key, version = rows.c.key, rows.c.version
+        low, high = bindparam("low", type_=key.type), bindparam("high", type_=key.type)
+        within = and_(key >= low, key < high)
+        this = and_(key == bindparam("k", type_=key.type), version == bindparam("stale", type_=version.type))
+        written = {"value": bindparam("v", type_=rows.c.value.type), "version": bindparam("fresh", type_=version.type)}
+        self.scans = self.statement(select(rows).where(within).order_by(key))
+        self.looks = self.statement(select(func.count(), func.sum(version)).where(within))
+        self.replaces = self.statement(update(rows).where(this).values(**written))
+        self.deletes = self.statement(delete(rows).where(this))
+        self.creates = self.statement(self._create(rows, {"key": bindparam("k", type_=key.type), **written}))
+
+    def statement(self, clause: ClauseElement) -> Statement:
+        return Statement(clause, self.driver.dialect)
+
+    def _create(self, rows: Table, written: dict[str, Any]) -> ClauseElement:
+        return insert(rows).values(**written)
+
+    def read(self, cursor: Any, keys: Sequence[bytes]) -> list[Found]:
+        """The rows of these keys, in any order."""
+        raise NotImplementedError
+
+    def scan(self, cursor: Any, low: bytes, high: bytes) -> list[Found]:
+        return self._fetch(cursor, self.scans.text, self.scans.values(low=low, high=high))
+
+    def look(self, cursor: Any, low: bytes, high: bytes) -> str:
+        """A text that changes with every change in the range: versions are random, so their sum does."""
+        cursor.execute(self.looks.text, self.looks.values(low=low, high=high))
+        return ":".join(map(str, cursor.fetchone()))
+
+    def swap(self, cursor: Any, wish: PendingSwap) -> bool:
+        """One swap, whether it was done. A wish of nothing takes two statements, so it needs a transaction."""
+        if wish.is_of_nothing:
+            made = PendingSwap(wish.key, ABSENT, wish.new, b"")
+            return self.swap(cursor, made) and self.swap(cursor, PendingSwap(wish.key, wish.new, wish.new, None))
+        statement, values = self._phrase(wish)
+        try:
+            cursor.execute(statement.text, values)
+        except self.driver.errors as error:
+            if self.driver.sort_of(error) is not Sort.DUPLICATE:
+                raise
+            return False
+        return bool(cursor.rowcount)
+
+    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+        """The new versions of those that were done, of wishes with different keys. In an open transaction."""
+        raise NotImplementedError
+
+    def swap_and_commit(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+        """The same as a transaction by itself."""
+        raise NotImplementedError
+
+    def can_all_at_once(self, wishes: Sequence[PendingSwap]) -> bool:  # noqa: ARG002 - a hook
+        """Whether all or none of them can be done in one request that commits itself."""
+        return False
+
+    def swap_all_at_once(self, cursor: Any, wishes: Sequence[PendingSwap]) -> bool:
+        raise NotImplementedError
+
+    def _phrase(self, wish: PendingSwap) -> tuple[Statement, Any]:
+        if wish.value is None:
+            return self.deletes, self.deletes.values(k=wish.key, stale=wish.old)
+        if wish.old == ABSENT:
+            return self.creates, self.creates.values(k=wish.key, v=wish.value, fresh=wish.new)
+        return self.replaces, self.replaces.values(k=wish.key, stale=wish.old, v=wish.value, fresh=wish.new)
+
+    def _fetch(self, cursor: Any, text: str, values: Any) -> list[Found]:
+        cursor.execute(text, values)
+        return [(bytes(key), bytes(value or b""), int(version)) for key, value, version in cursor.fetchall()]
+
+
+class PostgresStatements(Statements):
+    """A batch is one statement, whatever is in it.
+
+    The rows are locked in the order of their keys before they are changed: two batches never wait for each other in
+    a ring, of which PostgreSQL takes a second to find out.
+    """
+
+    def __init__(self, rows: Table, driver: Driver) -> None:
+        super().__init__(rows, driver)
+        table = driver.dialect.identifier_preparer.format_table(rows)
+        self._columns = f"SELECT key, value, version FROM {table} WHERE key = ANY(%s::bytea[])"
+        self.batch = _POSTGRES_BATCH.replace("{table}", table)
+
+    def _create(self, rows: Table, written: dict[str, Any]) -> ClauseElement:
+        return postgresql.insert(rows).values(**written).on_conflict_do_nothing()
+
+    def read(self, cursor: Any, keys: Sequence[bytes]) -> list[Found]:
+        return self._fetch(cursor, self._columns, (list(keys),))
+
+    def can_all_at_once(self, wishes: Sequence[PendingSwap]) -> bool:
+        """Rows that are there can be locked first; whether one can be created shows when it is."""
+        return all(wish.old != ABSENT for wish in wishes)
+
+    def swap_all_at_once(self, cursor: Any, wishes: Sequence[PendingSwap]) -> bool:
+        return bool(self._swap_if(cursor, wishes, needed=len(wishes)))
+
+    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+        return self._swap_if(cursor, wishes, needed=0)
+
+    swap_and_commit = swap_many  # a statement alone is a transaction
+
+    def _swap_if(self, cursor: Any, wishes: Sequence[PendingSwap], needed: int) -> set[int]:
+        keys, olds, news, values = (list(column) for column in zip(*wishes, strict=True))
+        cursor.execute(self.batch, {"k": keys, "o": olds, "n": news, "v": values, "needed": needed})
+        return {int(new) for (new,) in cursor.fetchall()}
+
+    def _fetch(self, cursor: Any, text: str, values: Any) -> list[Found]:
+        cursor.execute(text, values)
+        found: list[Found] = cursor.fetchall()
+        return found
+
+
+# Nothing but the table's name is filled in, and that is a plain word.
+_POSTGRES_BATCH = """
+WITH wish AS MATERIALIZED (
+  SELECT * FROM unnest(%(k)s::bytea[], %(o)s::bigint[], %(n)s::bigint[], %(v)s::bytea[]) AS one(k, o, n, v)
+), held AS MATERIALIZED (
+  SELECT stored.key FROM {table} AS stored JOIN wish ON stored.key = wish.k AND stored.version = wish.o
+  ORDER BY stored.key FOR UPDATE OF stored
+), enough AS MATERIALIZED (
+  SELECT count(*) >= %(needed)s::bigint AS yes FROM held
+), replaced AS (
+  UPDATE {table} AS stored SET value = wish.v, version = wish.n FROM wish JOIN held ON held.key = wish.k, enough
+  WHERE stored.key = wish.k AND wish.v IS NOT NULL AND enough.yes RETURNING wish.n
+), deleted AS (
+  DELETE FROM {table} AS stored USING wish JOIN held ON held.key = wish.k, enough
+  WHERE stored.key = wish.k AND wish.v IS NULL AND enough.yes RETURNING wish.n
+), created AS (
+  INSERT INTO {table} (key, value, version) SELECT k, v, n FROM wish WHERE o = 0 AND v IS NOT NULL ORDER BY k
+  ON CONFLICT DO NOTHING RETURNING version
+)
+SELECT n FROM replaced UNION ALL SELECT n FROM deleted UNION ALL SELECT version FROM created
+"""
+
+
+class MysqlStatements(Statements):
+    """A batch is one request of many statements, with the row count of each in the answer."""
+
+    def __init__(self, rows: Table, driver: Driver) -> None:
+        super().__init__(rows, driver)
+        some = self.statement(select(rows).where(rows.c.key == bindparam("keys", type_=rows.c.key.type)))
+        self.reads = some.text.replace("= %s", "IN %s")  # PyMySQL writes a list of values there
+
+    def read(self, cursor: Any, keys: Sequence[bytes]) -> list[Found]:
+        parts = [keys[start : start + _KEYS_PER_SELECT] for start in range(0, len(keys), _KEYS_PER_SELECT)]
+        return [row for part in parts for row in self._fetch(cursor, self.reads, (list(part),))]
+
+    def _create(self, rows: Table, written: dict[str, Any]) -> ClauseElement:
+        # With keys that fit, a row that exists is the only thing there is to ignore; and an error would end the batch.
+        return insert(rows).values(**written).prefix_with("IGNORE")
+
+    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+        return self._request(cursor, wishes, alone=False)
+
+    def swap_and_commit(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+        return self._request(cursor, wishes, alone=True)
+
+    def _request(self, cursor: Any, wishes: Sequence[PendingSwap], alone: bool) -> set[int]:
+        ordered = sorted(wishes)  # in the order of the keys, so that batches do not lock each other out
+        phrases = [self._phrase(wish) for wish in ordered]
+        texts = [statement.text for statement, _ in phrases]
+        if alone:
+            texts = ["START TRANSACTION", *texts, "COMMIT"]
+        cursor.execute(";".join(texts), [value for _, values in phrases for value in values])
+        counts = [int(cursor.rowcount)]
+        while cursor.nextset():
+            counts.append(int(cursor.rowcount))
+        return _done(ordered, counts[1:-1] if alone else counts)
+
+
+class OracleStatements(Statements):
+    """A batch is one request for each kind of change. Compiled and parsed in tests, never run."""
+
+    def __init__(self, rows: Table, driver: Driver) -> None:
+        super().__init__(rows, driver)
+        self.reads = {size: self._read(rows, size) for size in _ORACLE_READS}
+
+    def _read(self, rows: Table, size: int) -> Statement:
+        names = [bindparam(f"k{number}", type_=rows.c.key.type) for number in range(size)]
+        return self.statement(select(rows).where(rows.c.key.in_(names)))
+
+    def read(self, cursor: Any, keys: Sequence[bytes]) -> list[Found]:
+        """In few sizes, so that the database sees few statements: the last key fills up."""
+        found: list[Found] = []
+        for start in range(0, len(keys), _ORACLE_READS[-1]):
+            part = list(keys[start : start + _ORACLE_READS[-1]])
+            size = next(size for size in _ORACLE_READS if size >= len(part))
+            part += [part[-1]] * (size - len(part))
+            named = {f"k{number}": key for number, key in enumerate(part)}
+            found += self._fetch(cursor, self.reads[size].text, self.reads[size].values(**named))
+        return found
+
+    def swap_and_commit(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+        self.driver.begin(cursor)
+        done = self.swap_many(cursor, wishes)
+        self.driver.commit(cursor)
+        return done
+
+    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+        ordered = sorted(wishes)
+        done = self._create_many(cursor, [wish for wish in ordered if wish.old == ABSENT])
+        done |= self._change_many(cursor, self.replaces, [w for w in ordered if w.old and w.value is not None])
+        done |= self._change_many(cursor, self.deletes, [w for w in ordered if w.old and w.value is None])
+        return done
+
+    def _create_many(self, cursor: Any, wishes: list[PendingSwap]) -> set[int]:
+        if not wishes:
+            return set()
+        cursor.executemany(self.creates.text, [self._phrase(wish)[1] for wish in wishes], batcherrors=True)
+        failed = {error.offset: error.code for error in cursor.getbatcherrors()}
+        if any(code != 1 for code in failed.values()):  # ORA-00001: there is such a row
+            raise self.driver.errors[0](f"{len(failed)} rows could not be written: {sorted(set(failed.values()))}")
+        return {wish.new for number, wish in enumerate(wishes) if number not in failed}
+
+    def _change_many(self, cursor: Any, statement: Statement, wishes: list[PendingSwap]) -> set[int]:
+        if not wishes:
+            return set()
+        cursor.executemany(statement.text, [self._phrase(wish)[1] for wish in wishes], arraydmlrowcounts=True)
+        return _done(wishes, cursor.getarraydmlrowcounts())
+
+
+def _done(wishes: Iterable[PendingSwap], counts: Iterable[int]) -> set[int]:
+    return {wish.new for wish, count in zip(wishes, counts, strict=True) if count}
+
+
+def statements_for(rows: Table, driver: Driver) -> Statements:
+    kinds = {"postgresql": PostgresStatements, "mysql": MysqlStatements, "oracle": OracleStatements}
+    return kinds[driver.dialect.name](rows, driver)

@@ -1,0 +1,1 @@
+"""The registry in one SQLite file: the embedded default."""

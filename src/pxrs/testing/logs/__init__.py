@@ -1,0 +1,1 @@
+"""The promises of a log, one by one, for the conformance suite."""

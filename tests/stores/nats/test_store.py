@@ -1,0 +1,85 @@
+"""The promises of a store, kept by the one over NATS, on a real server, and on three of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import pytest
+import xxhash
+from nats import errors
+
+from pxrs.settings import Settings
+from pxrs.stores.base import Store
+from pxrs.stores.nats.store import NatsStore
+from pxrs.testing.conformance import StoreSuite
+from pxrs.testing.proxy import Proxy
+from pxrs.testing.servers import nats
+from pxrs.testing.servers.nats import NatsCluster, NatsServer
+from pxrs.testing.stores.batches import BatchPromises
+from pxrs.testing.stores.rows import RowPromises
+from pxrs.testing.stores.sharing import SharingPromises
+from pxrs.testing.stores.waits import WaitPromises
+from tests.stores.nats.helpers import ask, losing_from_the_next_swap
+
+pytestmark = pytest.mark.processes
+nats_server = nats.nats_server
+
+
+def bucket_of(place: Path) -> str:
+    """All tests share one server, and each has a bucket of its own."""
+    return xxhash.xxh3_64_hexdigest(str(place).encode())
+
+
+class TestNatsStore(StoreSuite):
+    largest_value = 1_000_000  # the server takes messages of up to 1 MiB unless it is told otherwise
+    _server: NatsServer
+    _proxy: Proxy
+
+    @pytest.fixture(autouse=True)
+    def server(self, nats_server: NatsServer) -> Iterator[None]:
+        self._server = nats_server
+        with Proxy("127.0.0.1", nats_server.port) as self._proxy:
+            yield
+
+    def make_store(self, tmp_path: Path) -> Store:
+        return NatsStore.open(f"nats://{self._proxy.address}/{bucket_of(tmp_path)}?timeout_ms=2000", Settings())
+
+    def make_second(self, store: Store, tmp_path: Path) -> Store:
+        return NatsStore.open(f"nats://{self._server.address}/{bucket_of(tmp_path)}", Settings())
+
+    def lose_reply(self, store: Store, applied: bool) -> AbstractContextManager[object]:
+        assert isinstance(store, NatsStore)
+        return losing_from_the_next_swap(store, self._proxy, "replies" if applied else "requests")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    with NatsCluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("nats-cluster")
+class TestReplicatedNatsStore(RowPromises, BatchPromises, WaitPromises, SharingPromises):
+    """Three nodes and three replicas: any of them may answer a reader, also one that is behind."""
+
+    largest_value = 1_000_000
+
+    @pytest.fixture
+    def store(self, cluster: NatsCluster, tmp_path: Path) -> Iterator[Store]:
+        """A bucket that goes with its test: each is a group of replicas that vote and beat as long as it is there."""
+        bucket = bucket_of(tmp_path)
+        store = NatsStore.open(cluster.url(bucket), Settings())
+        yield store
+        store.close()
+        with suppress(errors.Error, OSError):  # only to spare the servers the work
+            ask(cluster.nodes[0].address, f"STREAM.DELETE.KV_{bucket}")
+
+    @pytest.fixture
+    def second(self, store: Store, cluster: NatsCluster, tmp_path: Path) -> Iterator[Store]:
+        """Through another node."""
+        second = NatsStore.open(cluster.nodes[2].url(bucket_of(tmp_path)), Settings())
+        yield second
+        second.close()

@@ -1,0 +1,67 @@
+"""Redis stores of the tests: each on a place of its own, and ways to lose what their server answers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from pxrs.settings import Settings
+from pxrs.stores.redis.store import RedisStore
+from pxrs.testing.proxy import Direction, Proxy
+from pxrs.testing.servers.valkey import ValkeyServer
+
+SOON = 20.0
+LONG = 3_600.0
+
+
+def new_place() -> str:
+    return f"test-{secrets.token_hex(6)}"
+
+
+def opened(url: str, **settings: Any) -> RedisStore:
+    return RedisStore.open(url, Settings(**settings))
+
+
+@contextmanager
+def store_on(server: ValkeyServer, place: str = "", options: str = "timeout_ms=2000") -> Iterator[RedisStore]:
+    store = opened(server.url(place or new_place(), options))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def losing_from_the_next_swap(store: RedisStore, proxy: Proxy, direction: Direction) -> Iterator[None]:
+    """Reads work until a swap is sent; from then on one direction is lost until the block ends."""
+    client = store._client
+    run = client.run
+    with ExitStack() as lost, pytest.MonkeyPatch.context() as patch:
+
+        def run_and_lose(*arguments: Any) -> Any:
+            lost.enter_context(proxy.losing(direction))
+            return run(*arguments)
+
+        patch.setattr(client, "run", run_and_lose)
+        yield
+        assert proxy.lost[direction] > 0
+
+
+@contextmanager
+def losing_swaps_alone(store: RedisStore, proxy: Proxy, direction: Direction) -> Iterator[None]:
+    """What is lost belongs to a swap; reads work before and after it."""
+    client = store._client
+    run = client.run
+    with pytest.MonkeyPatch.context() as patch:
+
+        def run_and_lose(*arguments: Any) -> Any:
+            with proxy.losing(direction):
+                return run(*arguments)
+
+        patch.setattr(client, "run", run_and_lose)
+        yield
+        assert proxy.lost[direction] > 0
