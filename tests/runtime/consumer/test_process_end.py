@@ -17,11 +17,14 @@ import pytest
 import pxrs
 from pxrs.errors import Closed, Unavailable
 from pxrs.io import process_exit as exits
+from pxrs.io.clock import SystemClock
 from pxrs.io.process_exit import Act, Stage
 from pxrs.logs.file.log import FileLog
+from pxrs.runtime.batches.held_partitions import HeldPartitions
 from pxrs.runtime.failures import log_outage as sight
 from pxrs.runtime.failures.log_outage import LogReachability
 from pxrs.runtime.producer.buffer import AppendThread
+from pxrs.runtime.registry.registry import CommitRequest
 from pxrs.settings import Settings
 from pxrs.stores.sqlite import connections as sqlite
 from pxrs.stores.sqlite.connections import Connections
@@ -180,6 +183,16 @@ def test_everything_ends_in_one_order_and_what_fails_stops_nothing_else(monkeypa
     monkeypatch.setattr(exits, "JOIN_SECONDS", DEADLINE)
     exits.end_all()
     assert order == list(Stage)
+
+
+def test_a_commit_that_is_handed_in_while_the_process_ends_is_answered(tmp_path: Path) -> None:
+    """The loop of the member had ended, and the thread of the batch waited for it until the interpreter was gone."""
+    with pxrs.open(f"file:{tmp_path}/q", partitions=1) as queue:
+        life = queue.join("g", HeldPartitions(queue.settings, SystemClock()), "A", {}, queue.settings, lambda *_: None)
+        life.start()
+        life.end_with_process()
+        with pytest.raises(Closed):
+            life.submit(CommitRequest({})).result(DEADLINE)
 
 
 WATCH = """

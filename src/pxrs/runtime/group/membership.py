@@ -158,10 +158,11 @@ class Membership:
         self._finish()
 
     def end_with_process(self) -> None:
-        """The same at the end of the process, without waiting."""
+        """The same at the end of the process, without waiting. A batch that waits for its commit is told, too."""
         self._killed = True
         self._halt()
         self._loop.wake()
+        self.member.commits.close()
 
     def end_threads(self) -> list[threading.Thread]:
         """Let the loop and the watcher end; returns them."""
