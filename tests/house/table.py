@@ -1,6 +1,6 @@
 """The measures of the tree: ``python -m tests.house.table`` prints them beside their limits, ``--names`` the cases.
 
-``test_table.py`` keeps them.
+``test_table.py`` keeps them. ``python -m tests.house.walks`` prints the lengths of the walks through the code.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def as_text(rows: list[Measure]) -> str:
 
 def main() -> None:
     print(as_text(measures()))
-    print(f"layer contracts: {layer_contracts()}")
+    print(f"layer contracts: {layer_contracts()}; the walks: python -m tests.house.walks")
     if "--names" in sys.argv:
         for name, homes in sorted(shared_class_names().items()):
             print(f"{name}: {', '.join(re.sub('^pxrs.', '', home) for home in homes)}")
