@@ -26,9 +26,9 @@ demo: ## the main job on embedded parts, from an empty clone to its end
 servers: install ## the servers for tests that no Python package carries
 	@$(BIN)/python -m pxrs.testing.servers.install
 
-test: servers ## all tests, as CI runs them
+test: servers ## all tests, as CI runs them; the slowest 40 are named at the end
 	$(BIN)/python -m pytest -q -n 2 tests/rules --cov --cov-report=term
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/rules
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/rules --durations=40
 
 test-fast: servers ## the tests for daily use, under 4 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"

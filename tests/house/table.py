@@ -121,6 +121,18 @@ def shared_class_names() -> dict[str, list[str]]:
     return {name: found for name, found in homes.items() if len(found) > 1}
 
 
+DRIVERS = ("pxrs.stores.", "pxrs.logs.", "pxrs.io.sql.", "pxrs.io.nats.")
+"""Folders of drivers, and of the connections that they share: each is read by itself."""
+
+
+def shared_outside_drivers() -> list[str]:
+    """Names of classes that several modules use which are no drivers."""
+    outside = {
+        name: [home for home in homes if not home.startswith(DRIVERS)] for name, homes in shared_class_names().items()
+    }
+    return [name for name, homes in outside.items() if len(homes) > 1]
+
+
 def long_functions(limit: int = 50) -> list[str]:
     return [
         f"{name}.{node.name}"
@@ -173,6 +185,7 @@ def measures() -> list[Measure]:
         ),
         Measure("class names used by several modules", "39", LIMITS["shared"], len(shared)),
         Measure("of these in runtime, model, rules", "-", LIMITS["shared_core"], len(in_core)),
+        Measure("of these outside of drivers", "-", 0, len(shared_outside_drivers())),
         Measure("modules with a fork hook", "16", LIMITS["forks"], len(fork_hooks())),
         Measure("functions over 50 lines", "0", 0, len(long_functions())),
         Measure("modules over 500 lines", "0", 0, sum(lines_of(name) > 500 for name in modules())),
