@@ -30,7 +30,7 @@ test: servers ## all tests, as CI runs them; the slowest 40 are named at the end
 	$(BIN)/python -m pytest -q -n 2 tests/rules --cov --cov-report=term
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/rules --durations=40
 
-test-fast: servers ## the tests for daily use, under 4 minutes
+test-fast: servers ## the tests for daily use, under 3 minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 soak: install ## the long forms: simulated histories, race rounds, fault campaigns (SECONDS=600)
