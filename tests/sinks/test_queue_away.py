@@ -93,10 +93,10 @@ def test_a_full_disk_of_the_output_queue_parks_and_ends_no_consumer(
         sink = QueueSink(target, patience=0)
         real, is_free = durable.write_all, threading.Event()
 
-        def full(fd: int, data: Any) -> None:
+        def full(fd: int, data: Any, ends: int | None = None) -> None:
             if not is_free.is_set() and f"{tmp_path}/out/" in Path(f"/proc/self/fd/{fd}").readlink().as_posix():
                 raise OSError(errno.ENOSPC, "No space left on device")
-            real(fd, data)
+            real(fd, data, ends)
 
         monkeypatch.setattr(writer, "write_all", full)
         consumer = source.consumer("g", passed_on, "A", deliver="arrow", sink=sink).start()

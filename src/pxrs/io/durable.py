@@ -8,22 +8,35 @@ import stat
 from contextlib import suppress
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write everything; the kernel may take less than it is given at a time."""
+def write_all(fd: int, data: bytes | memoryview, ends: int | None = None) -> None:
+    """Write everything; the kernel may take less than it is given at a time.
+
+    ``ends``: how long the file is then. A disk that has said that it took everything, and has not, is noticed while it
+    can still be put right.
+    """
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
-
-
-def check_size(fd: int, size: int) -> None:
-    """A disk that has said that it took everything, and has not, is noticed while it can still be put right."""
-    if os.fstat(fd).st_size != size:
+    if ends is not None and os.fstat(fd).st_size != ends:
         raise OSError(errno.EIO, "the file did not grow by what was written")
 
 
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+def write_file(path: str, content: bytes | memoryview, sync: bool = False, like: str | None = None) -> None:
+    """Create or overwrite a file: all of it is written, or an error is raised. Owner and mode as ``like`` has."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(fd, content, len(content))
+        if like is not None:
+            _give(fd, os.stat(like))
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_path(path: str) -> None:
+    """Make the content of a file, or the names in a directory, durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
@@ -37,22 +50,14 @@ def make_directories(path: str) -> None:
     parent = os.path.dirname(path)
     make_directories(parent)
     os.makedirs(path, exist_ok=True)
-    sync_directory(parent)
+    sync_path(parent)
 
 
 def create_file(path: str, content: bytes | memoryview, temporary: str, like: str | None = None) -> None:
-    """Create or replace a file at once and durably: nobody ever sees a part of it. Owner and mode as ``like`` has."""
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_all(fd, content)
-        check_size(fd, len(content))
-        if like is not None:
-            _give(fd, os.stat(like))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Create or replace a file at once and durably: nobody ever sees a part of it."""
+    write_file(temporary, content, sync=True, like=like)
     os.rename(temporary, path)
-    sync_directory(os.path.dirname(path))
+    sync_path(os.path.dirname(path))
 
 
 def _give(fd: int, owner: os.stat_result) -> None:

@@ -1,4 +1,4 @@
-"""What drivers of plain files share: whole writes, names that survive a crash, and what kind of file system it is."""
+"""What drivers of plain files ask a file system: what kind it is, what it refuses, and to swap two files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from pxrs.errors import NotFound, Unavailable, disk_text, masked, masked_url
+from pxrs.io.durable import write_all
 
 NETWORK_FILE_SYSTEMS = {
     0x6969: "NFS",
@@ -83,22 +84,11 @@ def check_home(directory: str, url: str) -> None:
         raise NotFound(f"{masked(directory)}: no such directory, to hold the registry of {masked_url(url)!r}") from None
 
 
-def write_file(path: str, content: bytes, sync: bool = False) -> None:
-    """Create or overwrite a file; all of it is written, or an error is raised."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_all(fd, content)
-        if sync:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def overwrite(path: str, content: bytes) -> None:
     """Give a file this content, in the blocks that it has: much cheaper than a new file, and no reader may look."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        _write(fd, content)
+        write_all(fd, content)
         if os.lseek(fd, 0, os.SEEK_CUR) != len(content):
             raise OSError(errno.EIO, "the file did not take what was written")
         os.ftruncate(fd, len(content))
@@ -116,32 +106,6 @@ def put_in_place(path: str, target: str) -> None:
 @cache
 def _renameat2() -> Any:
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-
-
-def write_all(fd: int, content: bytes) -> None:
-    """Write everything; the kernel may take less than it is given at a time, and may lie about it."""
-    expected = os.fstat(fd).st_size + len(content)
-    _write(fd, content)
-    if os.fstat(fd).st_size != expected:
-        raise OSError(errno.EIO, "the file did not grow by what was written")
-
-
-def _write(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-
-
-def sync_path(path: str) -> None:
-    """Make a file's content, or the names in a directory, durable. What is gone needs nothing."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def sync_file_system(path: str) -> bool:

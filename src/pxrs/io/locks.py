@@ -1,37 +1,46 @@
-"""File locks: freed by the kernel when their holder dies, and never kept by a forked child."""
+"""File locks: freed by the kernel when their holder dies, and never kept by a forked child.
+
+A lock lives as long as any copy of its descriptor. A child that is forked while it is held must close its copies, and
+no fork may come between the opening of one and its entry here.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pxrs.io.clock import SystemClock
-from pxrs.io.fork import after_fork
+from pxrs.io.fork import guard_fork
 
 _CLOCK = SystemClock()
 # Seconds between two looks at a lock that another holds. They grow slowly: the lock of a busy partition is free only
 # for moments, and who looks seldom misses them; it takes half a second to come to the longest.
-_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0005, 0.01, 1.02
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0002, 0.01, 1.02
 
-# The descriptors that are open while something is locked. A child that is forked in that moment must close
-# its copies: a lock lives as long as any copy of its descriptor, and would outlive its holder.
 _held: set[int] = set()
+_gate = threading.RLock()
 
 
-@after_fork
-def _after_fork() -> None:
+def _after_fork_in_child() -> None:
     for fd in _held:
         os.close(fd)
     _held.clear()
+    _gate.release()
+
+
+guard_fork(_gate.acquire, _gate.release, _after_fork_in_child)
 
 
 def open_held(path: str, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
-    _held.add(fd)
-    return fd
+    """Open a file while something is locked: it itself, or what the lock is for."""
+    with _gate:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+        _held.add(fd)
+        return fd
 
 
 def try_lock(fd: int) -> bool:
@@ -67,5 +76,9 @@ def locked_file(path: str, patience: float, flags: int = os.O_RDWR | os.O_CREAT)
 
 
 def close_held(fd: int) -> None:
-    _held.discard(fd)
-    os.close(fd)
+    """Close it, which frees its lock. In a forked child it is closed already, and the lock its parent's."""
+    with _gate:
+        if fd in _held:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # not only by closing: a process that is being started may have a copy
+            _held.discard(fd)
+            os.close(fd)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pxrs.errors import BadSetting, HandlerFailed, Refused
-from pxrs.io.durable import make_directories, sync_directory
+from pxrs.io.durable import make_directories, sync_path
 from pxrs.model import Batch
 from pxrs.runtime.ports.sink import Sink
 from pxrs.sinks.hive_names import check_frame, check_table, split_table
@@ -171,7 +171,7 @@ class ParquetSink(StagedSink):
                 _move(path, shown)
                 moved.append(shown)
             for folder in folders:  # also of files that another moved: it may not have come to this point
-                sync_directory(folder)
+                sync_path(folder)
         if note.target == self.target:
             self._give_types(moved)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pxrs.io import locks
 from pxrs.model import MemberRow
 from pxrs.rules.row_format import encode_member
 from pxrs.stores.base import Swap
-from pxrs.stores.lockfiles import mutex as lockfiles_mutex
 from pxrs.stores.lockfiles.mutex import Mutex
 from pxrs.stores.lockfiles.process import ProcessIdentity, my_life
 from pxrs.stores.lockfiles.rows import FileRow
@@ -33,7 +33,7 @@ def test_a_new_life_of_a_member_depends_on_its_own_process_and_not_on_that_of_th
 
 def test_the_lock_that_is_held_is_the_one_that_others_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory was emptied after the file was opened: a lock on what nobody can open keeps nobody out."""
-    mutex, sound = Mutex(str(tmp_path / "registry" / "mutex"), 5.0), lockfiles_mutex._try
+    mutex, sound = Mutex(str(tmp_path / "registry" / "mutex"), 5.0), locks.try_lock
     emptied: list[int] = []
 
     def empty_first(fd: int) -> bool:
@@ -42,6 +42,6 @@ def test_the_lock_that_is_held_is_the_one_that_others_find(tmp_path: Path, monke
             emptied.append(fd)
         return sound(fd)
 
-    monkeypatch.setattr(lockfiles_mutex, "_try", empty_first)
+    monkeypatch.setattr(locks, "try_lock", empty_first)
     with mutex.held() as fd:
         assert emptied and os.path.samestat(os.fstat(fd), os.stat(mutex.path))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import xxhash
 
 from pxrs.errors import Damaged
+from pxrs.io.process import boot_id
 
 _TEXT = 16 + 1 + 20 + 1 + 20
 _SIZE = _TEXT + 1 + 16
@@ -30,11 +31,7 @@ class Mark(NamedTuple):
 @cache
 def _boot() -> str | None:
     """What tells this run of the machine from the one before; None where the system does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-            return xxhash.xxh3_64_hexdigest(file.read())
-    except OSError:
-        return None
+    return xxhash.xxh3_64_hexdigest(f"{boot_id()}\n".encode()) if boot_id() else None  # the line as the system gives it
 
 
 def has_marks() -> bool:

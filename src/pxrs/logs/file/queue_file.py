@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,8 @@ import xxhash
 from pxrs.drivers import split_url
 from pxrs.errors import BadName, BadUrl, Damaged, NewerFormat, NotFound, Unavailable, disk_text, masked_url
 from pxrs.io.clock import SystemClock
-from pxrs.io.durable import create_file, make_directories, sync_directory
+from pxrs.io.durable import create_file, make_directories, sync_path
+from pxrs.io.locks import locked_file
 from pxrs.logs.base import DEAD_LETTERS, LogIdentity, OpenOptions, OwnRegistry, agree
 from pxrs.model import check_name
 
@@ -91,20 +92,20 @@ def _refuse_orphans(directory: str) -> None:
 def _create(directory: str, name: str, wish: OpenOptions) -> LogIdentity:
     identity = agree(name, wish, None)  # refuses before anything is made
     make_directories(directory)
-    lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of two creators the second finds, and must agree with, the first's
+    with _locked(directory):  # of two creators the second finds, and must agree with, the first's
         recorded = _read(directory)
         if recorded is not None:
             return agree(name, wish, recorded)
         for number in range(identity.partitions):
             os.makedirs(partition_directory(directory, number), exist_ok=True)
-        sync_directory(directory)
+        sync_path(directory)
         path = os.path.join(directory, "queue.json")
         create_file(path, _to_json(identity), path + ".tmp")  # last: a queue with this file is complete
         return identity
-    finally:
-        os.close(lock)
+
+
+def _locked(directory: str) -> AbstractContextManager[int | None]:
+    return locked_file(directory, math.inf, os.O_RDONLY)
 
 
 def _to_json(identity: LogIdentity) -> bytes:
@@ -201,9 +202,7 @@ def read_registry(directory: str) -> OwnRegistry | None:
 def write_registry(directory: str, wanted: OwnRegistry, instead_of: str | None) -> OwnRegistry:
     """Record it, if the recorded id is ``instead_of`` (None: whatever it is); returns what is recorded then."""
     try:
-        lock = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # of two writers the second finds the first's
+        with _locked(directory):  # of two writers the second finds the first's
             found = None if instead_of is None else read_registry(directory) or OwnRegistry()
             if found is not None and found.id != instead_of:
                 return found
@@ -211,8 +210,6 @@ def write_registry(directory: str, wanted: OwnRegistry, instead_of: str | None) 
             content = sealed_json({"format": REGISTRY_FORMAT, **wanted._asdict()})
             create_file(path, content, path + ".tmp", like=os.path.join(directory, "queue.json"))
             return wanted
-        finally:
-            os.close(lock)
     except OSError as error:
         raise Unavailable(f"{_path(directory)} cannot be written: {disk_text(error, directory)}") from error
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pxrs.errors import FORBIDDEN, Unavailable, disk_text
 from pxrs.io.clock import SystemClock
-from pxrs.io.durable import sync_directory
+from pxrs.io.durable import sync_path
 from pxrs.io.locks import locked_file
 from pxrs.logs.base import Chunk
 from pxrs.logs.batches import refuse_offset
@@ -97,7 +97,7 @@ def _write(files: PartitionFiles, start: int, end: int, path: str, compression: 
         with suppress(OSError):  # a full disk should not have to wait for the next sweep
             os.unlink(unfinished)
         raise
-    sync_directory(files.directory)
+    sync_path(files.directory)
     return times
 
 
@@ -165,7 +165,7 @@ def _sweep(directory: str, delay: float | None) -> None:
         latest = _CLOCK.wall() - delay
         doomed += [path for path in found.trimmed(summary) if _is_older(path, latest)]
     if doomed:
-        sync_directory(directory)  # who wrote the manifest may have died before it was durable
+        sync_path(directory)  # who wrote the manifest may have died before it was durable
     for path in doomed:
         with suppress(FileNotFoundError):
             os.unlink(path)

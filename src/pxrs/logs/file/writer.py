@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged, Unavailable, disk_text
 from pxrs.io.clock import SystemClock
-from pxrs.io.durable import check_size, create_file, sync_directory, write_all
+from pxrs.io.durable import create_file, sync_path, write_all
 from pxrs.io.locks import close_held, open_held, wait_for_lock
 from pxrs.logs.base import FewRows, Stamp
 from pxrs.logs.batches import with_offsets
@@ -146,7 +146,7 @@ class PartitionWriter:
             self._open_active()
             self.sync()
             if self._files.active is not None:
-                sync_directory(self._files.directory)
+                sync_path(self._files.directory)
             self._close_segment()
             self.publish()
 
@@ -265,8 +265,7 @@ class PartitionWriter:
     def _append(self, active: Segment, message: memoryview | bytes) -> None:
         self._written_from = active.position
         try:
-            write_all(self._fd, message)
-            check_size(self._fd, active.position + len(message))
+            write_all(self._fd, message, active.position + len(message))
         except OSError as error:
             self._undo(f"a batch could not be written: {error}")
             why = disk_text(error, active.path)

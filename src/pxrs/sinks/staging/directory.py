@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from pxrs.errors import BadSetting, Damaged, Fenced, Unavailable
-from pxrs.io.durable import create_file, make_directories, sync_directory, write_all
+from pxrs.io.durable import create_file, make_directories, sync_path, write_file
 from pxrs.model import Batch, Grant
 from pxrs.sinks.staging import directory as places
 from pxrs.sinks.staging.plan_and_seal import (
@@ -178,8 +178,8 @@ class Staging:
                 os.rename(path, sealed[-1])
         seal = write_seal(data, sealed)
         for folder, _, _ in os.walk(data, topdown=False):
-            sync_directory(folder)
-        sync_directory(self.root)
+            sync_path(folder)
+        sync_path(self.root)
         return seal
 
     def files(self, name: str) -> list[str]:
@@ -323,15 +323,13 @@ def make_place(plans: str, place: str) -> tuple[str, ...]:
     aside = os.path.join(plans, f"{begin}{secrets.token_hex(8)}{end}")
     content = json.dumps({"format": 1, "epochs": {}, "id": place}).encode()
     try:
-        with open(aside, "xb", buffering=0) as file:
-            write_all(file.fileno(), content)
-            os.fsync(file.fileno())
+        write_file(aside, content, sync=True)
         with suppress(FileExistsError, FileNotFoundError):  # another was first, and a sweep may have removed this one
             os.link(aside, os.path.join(plans, FILE))
     finally:
         with suppress(OSError):
             os.unlink(aside)
-    sync_directory(plans)
+    sync_path(plans)
     return ids_in(plans)
 
 

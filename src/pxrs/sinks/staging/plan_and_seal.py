@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from pxrs.errors import Damaged
-from pxrs.io.durable import write_all
+from pxrs.io.durable import sync_path, write_file
 from pxrs.model import Batch, Grant
 
 FILE = "_seal.json"
@@ -29,12 +29,7 @@ def write_seal(data: str, paths: Iterable[str]) -> str:
     if not files:
         return ""
     content = json.dumps({"format": 1, "files": files}).encode()
-    fd = os.open(os.path.join(data, FILE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_all(fd, content)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_file(os.path.join(data, FILE), content, sync=True)
     return xxhash.xxh3_64_hexdigest(content)
 
 
@@ -78,11 +73,7 @@ def _damaged(path: str, what: str, data: str) -> Damaged:
 
 def _synced(path: str) -> tuple[int, str]:
     """Make durable what somebody else wrote, as Spark's tasks and Arrow do. Returns its size and checksum."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_path(path)
     return _measured(path)
 
 

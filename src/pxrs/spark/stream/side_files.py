@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pxrs.errors import Damaged, Refused, masked_url
+from pxrs.io.process import boot_id, status_of
 from pxrs.model import Owner, Range
 from pxrs.rules.json_fields import BadField, flag, items, mapping, parse, text, text_or_none, whole
 from pxrs.spark.stream.offsets import Planned, range_of
@@ -168,9 +169,9 @@ def _make_private(directory: Path) -> None:
 def _name_of(pid: int) -> str:
     """Process numbers come again; with the time of their start they do not."""
     try:
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        started = status_of(pid).started
     except OSError:  # no such process, or a system without /proc
-        started = "0"
+        started = 0
     return f"jvm-{_here()}-{pid}-{started}"
 
 
@@ -179,7 +180,7 @@ def _here() -> str:
     """Which processes the numbers are of: temporary directories can be shared by machines, and by containers."""
     parts = [platform.node()]
     with suppress(OSError):
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+        parts += [f"{boot_id()}\n", os.readlink("/proc/self/ns/pid")]
     return sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
@@ -189,7 +190,7 @@ def _ancestors() -> Iterator[int]:
     while pid > 1:
         yield pid
         try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            pid = status_of(pid).parent
         except OSError:
             return
 

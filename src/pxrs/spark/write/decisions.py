@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pxrs.errors import Damaged
 from pxrs.io.clock import SystemClock
-from pxrs.io.durable import make_directories, sync_directory, write_all
+from pxrs.io.durable import make_directories, sync_path, write_file
 from pxrs.spark.write.paths import ONCE, WritePaths
 
 KEEP_SECONDS = 24 * 3600
@@ -89,16 +89,14 @@ class Ledger:
         place = self.place(sequence)
         make_directories(place.staged)
         aside = os.path.join(place.staged, f"{secrets.token_hex(12)}.decision")
-        with open(aside, "xb", buffering=0) as file:
-            write_all(file.fileno(), decision.text.encode())
-            os.fsync(file.fileno())
+        write_file(aside, decision.text.encode(), sync=True)
         try:
             os.link(aside, place.decided)
         except FileExistsError:
             return False
         finally:
             os.unlink(aside)
-        sync_directory(self.folder)
+        sync_path(self.folder)
         if self.last_done() >= sequence:  # somebody decided and finished since this one looked: it is void
             with suppress(FileNotFoundError):
                 os.unlink(place.decided)
@@ -114,7 +112,7 @@ class Ledger:
         place = self.place(sequence)
         with suppress(FileNotFoundError):  # somebody else has finished it
             os.rename(place.decided, place.done)
-            sync_directory(self.folder)
+            sync_path(self.folder)
         if self._producer.startswith(ONCE):
             shutil.rmtree(self.folder, ignore_errors=True)
         else:

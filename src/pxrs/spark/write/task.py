@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pxrs.drivers import hashes_of_other_packages
 from pxrs.errors import Refused
-from pxrs.io.durable import make_directories, sync_directory
+from pxrs.io.durable import make_directories, sync_path
 from pxrs.logs.base import ENTRY_SCHEMA
 from pxrs.logs.message_size import refuse_large
 from pxrs.rules.addressing import refuse_marked, without_mark
@@ -92,21 +92,13 @@ def stage(batches: Iterable[pa.RecordBatch], job: WriteJob, place: WritePaths) -
             return File("", 0, 0)
         writer.close()
         if job.is_durable:
-            _sync(path)
+            sync_path(path)
+            sync_path(os.path.dirname(path))
         return File(name, rows, os.path.getsize(path))
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
         raise
-
-
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    sync_directory(os.path.dirname(path))
 
 
 def grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

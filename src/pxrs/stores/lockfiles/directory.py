@@ -10,10 +10,12 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from pxrs.errors import FORBIDDEN, Damaged, NewerFormat, Refused, Unavailable, disk_text
-from pxrs.io.files import overwrite, put_in_place, sync_file_system, sync_path, write_file
+from pxrs.io.durable import sync_path, write_file
+from pxrs.io.files import overwrite, put_in_place, sync_file_system
+from pxrs.io.process import boot_id
 from pxrs.stores.lockfiles.journal import LONGEST, Changes, Journal, Position, RowChange
 from pxrs.stores.lockfiles.mutex import Mutex
-from pxrs.stores.lockfiles.process import boot_id, is_dead
+from pxrs.stores.lockfiles.process import is_dead
 from pxrs.stores.lockfiles.rows import FileRow, RowFiles
 from pxrs.stores.lockfiles.view import View, hold, is_held, view_of
 
@@ -220,10 +222,12 @@ class Files:
         for view in filter(None, (view_of(change.key) for change in changes)):
             paths |= {self._path(view.lock), self._path(view.offset)}
         for path in sorted(paths):
-            sync_path(path)
+            with suppress(FileNotFoundError):  # what is gone needs nothing
+                sync_path(path)
         directories = {above for path in paths for above in self._above(path)}
         for directory in sorted(directories, key=len, reverse=True):
-            sync_path(directory)
+            with suppress(FileNotFoundError):
+                sync_path(directory)
 
     def _above(self, path: str) -> Iterable[str]:
         while path != self._directory:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from pxrs.errors import Damaged
-from pxrs.io.files import sync_path, write_all, write_file
-from pxrs.stores.lockfiles.process import ProcessIdentity, boot_id
+from pxrs.io.durable import sync_path, write_all, write_file
+from pxrs.io.process import boot_id
+from pxrs.stores.lockfiles.process import ProcessIdentity
 from pxrs.stores.lockfiles.rows import FileRow
 
 LONGEST = 8_388_608
@@ -125,7 +126,7 @@ class InDoubt(Exception):
 
 def _append(fd: int, line: bytes, size: int) -> None:
     try:
-        write_all(fd, line)
+        write_all(fd, line, size + len(line))
     except OSError as error:
         if not _take_back(fd, size):
             raise InDoubt(f"write: {error.strerror}") from error

@@ -5,36 +5,16 @@ The file is never deleted: whoever opened it before a delete would hold another 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from pxrs.errors import Unavailable
 from pxrs.io.clock import SystemClock
-from pxrs.io.fork import guard_fork
+from pxrs.io.locks import close_held, open_held, wait_for_lock
 
 _CLOCK = SystemClock()
-# Seconds between two looks at a lock that another process holds. The kernel itself would wait without an end, also
-# for a holder that is stopped.
-_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.0002, 0.01, 1.05
-
-# A lock lives as long as any copy of its descriptor. A child that is forked while it is held must close its copies,
-# and no fork may come between the opening of one and its entry here.
-_open: set[int] = set()
-_gate = threading.RLock()
-
-
-def _after_fork_in_child() -> None:
-    for fd in _open:
-        os.close(fd)
-    _open.clear()
-    _gate.release()
-
-
-guard_fork(_gate.acquire, _gate.release, _after_fork_in_child)
 
 
 class Mutex:
@@ -57,7 +37,7 @@ class Mutex:
             try:
                 yield fd
             finally:
-                _free(fd)
+                close_held(fd)
         finally:
             threads.release()
 
@@ -69,40 +49,22 @@ class Mutex:
         while True:
             fd = self._open()
             try:
-                self._wait(fd, deadline)
+                if not wait_for_lock(fd, deadline):
+                    raise self._busy("another process")
                 if _is_same(fd, self.path):
                     return fd
             except BaseException:
-                _free(fd)
+                close_held(fd)
                 raise
-            _free(fd)  # the whole directory was emptied meanwhile: this is not the file that others will lock
+            close_held(fd)  # the whole directory was emptied meanwhile: this is not the file that others will lock
 
     def _open(self) -> int:
         with suppress(FileExistsError):
             os.mkdir(os.path.dirname(self.path))
-        with _gate:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            _open.add(fd)
-            return fd
-
-    def _wait(self, fd: int, deadline: float) -> None:
-        pause = _FIRST_PAUSE
-        while not _try(fd):
-            if _CLOCK.monotonic() >= deadline:
-                raise self._busy("another process")
-            time.sleep(pause)
-            pause = min(_GROWTH * pause, _LONGEST_PAUSE)
+        return open_held(self.path, os.O_RDWR | os.O_CREAT)
 
     def _busy(self, who: str) -> Unavailable:
         return Unavailable(f"{self.path} is held by {who} for more than {self._seconds:g} s; nothing was written")
-
-
-def _try(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_same(fd: int, path: str) -> bool:
@@ -110,12 +72,3 @@ def _is_same(fd: int, path: str) -> bool:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _free(fd: int) -> None:
-    if fd not in _open:
-        return  # this is a forked child, and the lock its parent's
-    with _gate:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # not only by closing: a process that is being started may have a copy
-        _open.discard(fd)
-        os.close(fd)

@@ -7,8 +7,10 @@ or the machine was started anew since. Age proves nothing, and neither does an i
 from __future__ import annotations
 
 import os
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
+
+from pxrs.io.process import boot_id, status_of
 
 
 class ProcessIdentity(NamedTuple):
@@ -23,16 +25,6 @@ class ProcessIdentity(NamedTuple):
         return f"process {self.pid} started {self.started} boot {self.boot} namespace {self.namespace}"
 
 
-@cache
-def boot_id() -> str:
-    """Which start of this machine it is; "" where the system does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def my_life() -> ProcessIdentity | None:
     """This process; None where the system does not say enough to tell it from others."""
     return _life_of_this_process(os.getpid())
@@ -42,8 +34,8 @@ def my_life() -> ProcessIdentity | None:
 def _life_of_this_process(pid: int) -> ProcessIdentity | None:
     boot = boot_id()
     try:
-        _, _, started = _status(pid)
-        return ProcessIdentity(pid, started, boot, str(os.stat("/proc/self/ns/pid").st_ino)) if boot else None
+        started, namespace = status_of(pid).started, str(os.stat("/proc/self/ns/pid").st_ino)
+        return ProcessIdentity(pid, started, boot, namespace) if boot else None
     except OSError:
         return None
 
@@ -66,15 +58,7 @@ def _has_ended(life: ProcessIdentity) -> bool:
     except OSError:
         pass  # it is there, and another user's
     try:
-        state, threads, started = _status(life.pid)
+        found = status_of(life.pid)
     except OSError:
         return False  # gone in this moment, or hidden from us: nothing is proven
-    return started != life.started or (state in "ZX" and threads <= 1)
-
-
-def _status(pid: int) -> tuple[str, int, int]:
-    """State, number of threads and start time of a process."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        # The second field is the program's name in brackets, and may hold anything.
-        fields = file.read().rpartition(b")")[2].split()
-    return fields[0].decode(), int(fields[17]), int(fields[19])
+    return found.started != life.started or (found.state in "ZX" and found.threads <= 1)

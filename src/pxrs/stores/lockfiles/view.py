@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from pxrs.errors import PxrsError
-from pxrs.io.files import write_all
+from pxrs.io.durable import write_all
 from pxrs.model import Partition
 from pxrs.rules.row_format import decode_partition
 from pxrs.stores.lockfiles.process import ProcessIdentity
@@ -87,7 +87,8 @@ def hold(path: str, text: str) -> None:
         except FileExistsError:
             continue
         try:
-            write_all(fd, text.encode())
+            content = text.encode()
+            write_all(fd, content, len(content))
             return
         finally:
             os.close(fd)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
 from pxrs.errors import Damaged, Unavailable
-from pxrs.io.durable import free_name, sync_directory
+from pxrs.io.durable import free_name, sync_path
 from pxrs.io.locks import locked_file
 from pxrs.logs.batches import times
 from pxrs.logs.file.check.damage import Damage, fault_of, find_damage
@@ -232,7 +232,7 @@ def _put_aside(directory: str, names: list[str]) -> Iterator[RepairStep]:
             _remove_index(path)
             aside = free_name(f"{path}.cut-0")
             os.rename(path, aside)
-            sync_directory(directory)
+            sync_path(directory)
             yield RepairStep("kept aside", aside, "the whole file")
 
 
