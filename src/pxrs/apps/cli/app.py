@@ -164,7 +164,7 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
     except PxrsError as error:
         return _failed(str(error), debug, _WRONG_USAGE if isinstance(error, _TYPED_WRONGLY) else 1)
     except OSError as error:
-        return _failed(_plain(error), debug)
+        return _failed(_plain(error, "stdout" if _cannot_print() else ""), debug)
     except Exception as error:
         if hasattr(error, "show"):
             return _misused(error)
@@ -194,6 +194,15 @@ def _plain(error: OSError, where: str = "") -> str:
     if error.errno in FORBIDDEN:
         return disk_text(error, name)
     return f"{name}: {error.strerror}" if name and error.strerror else str(error.strerror or error)
+
+
+def _cannot_print() -> bool:
+    """Whether what was printed cannot be written out: it stays in the buffer, and fails again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _drop_output() -> None:

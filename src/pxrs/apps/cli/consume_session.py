@@ -31,8 +31,12 @@ class CommandFailed(Exception):
     """The command of ``--exec`` did not end with 0."""
 
 
-class CannotRun(CommandFailed):
-    """It did not even begin: no message is to blame for that."""
+class NotToBlame(Exception):
+    """What was to be done with a message cannot be done with any. It ends the consumer; the message is not done."""
+
+
+class CannotRun(CommandFailed, NotToBlame):
+    """The command of ``--exec`` did not even begin."""
 
 
 def refuse_unknown(command: str) -> None:
@@ -59,9 +63,14 @@ class Print:
 
     def __call__(self, message: Message) -> None:
         line = self._shape(message) + b"\n"
-        with self._lock:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()  # a message counts as processed when it is out, not when it is buffered
+        try:
+            with self._lock:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()  # a message counts as processed when it is out, not when it is buffered
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise NotToBlame(f"cannot write to stdout: {error.strerror}") from error
 
 
 class Execute:
@@ -80,8 +89,10 @@ class Execute:
         sys.stderr.buffer.flush()
         if ended.returncode != 0:
             said = ended.stderr.decode(errors="replace").strip()[-_CAUSE_LENGTH:]
-            kind = CannotRun if ended.returncode in _CANNOT_RUN else CommandFailed
-            raise kind(f"exit code {ended.returncode}" + (f": {said}" if said else "") + f" ({self._command})")
+            how = f"exit code {ended.returncode}" + (f": {said}" if said else "") + f" ({self._command})"
+            if ended.returncode in _CANNOT_RUN:
+                raise CannotRun(f"--exec cannot be run: {how}")
+            raise CommandFailed(how)
 
 
 class Session:
@@ -96,7 +107,7 @@ class Session:
         self._running: set[int] = set()
         self._over = False
         self.trouble = ""
-        """Why the command of ``--exec`` cannot be run, if that has ended it."""
+        """Why no message can be printed, or given to the command of ``--exec``, if that has ended it."""
         self._consumer: Consumer | None = None
         self._changed = threading.Condition()
 
@@ -110,8 +121,8 @@ class Session:
         except BrokenPipeError:
             self._end()
             raise StopConsuming from None
-        except CannotRun as error:
-            self.trouble = f"--exec cannot be run: {error}; the message at hand is not done"
+        except NotToBlame as error:
+            self.trouble = f"{error}; the message at hand is not done"
             self._end()
             raise StopConsuming from None
         except Exception:

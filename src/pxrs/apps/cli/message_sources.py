@@ -39,8 +39,14 @@ class _Patient(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         while not self._is_over():
             if select.select([self._file], [], [], SLICE_SECONDS)[0]:
-                return os.readv(self._file, [buffer])
+                return self._read(buffer)
         return 0
+
+    def _read(self, buffer: Any) -> int:
+        try:
+            return os.readv(self._file, [buffer])
+        except OSError as error:
+            raise Refused(f"cannot read stdin: {error.strerror}") from error
 
 
 class Entry(NamedTuple):

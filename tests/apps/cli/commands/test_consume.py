@@ -123,6 +123,54 @@ def test_a_reader_that_goes_away_ends_it_quietly_and_loses_nothing(pxrs_process:
     assert sorted(numbers(shown)) == list(range(40))
 
 
+def redirected(tmp_path: Path, how: str, *words: str) -> Result:
+    """A command whose streams the shell redirects or closes."""
+    line = f'exec "$@" {how}'
+    command = ["/bin/sh", "-c", line, "sh", sys.executable, "-m", "pxrs.apps.cli", *words]
+    known = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=known)
+    return Result(ended.returncode, ended.stdout, ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")], ids=["full", "closed"]
+)
+def test_a_stdout_that_takes_nothing_ends_it_and_no_message_is_to_blame(
+    pxrs: Pxrs, tmp_path: Path, how: str, said: str
+) -> None:
+    shown = redirected(tmp_path, how, "consume", QUEUE, "-g", "billing", "--until-end")
+    assert shown.code == 1 and "handled 0 messages\n" in shown.err and lag("billing") == 40
+    assert shown.err.endswith(f"pxrs: error: cannot write to stdout: {said}; the message at hand is not done\n")
+    assert pxrs("dlq", "ls", QUEUE, "billing", "-o", "json").out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "code", "said"),
+    [
+        (">&-", ["log", "ls", QUEUE], 1, "pxrs: error: stdout: Bad file descriptor\n"),
+        (">&-", ["--help"], 1, "pxrs: error: stdout: Bad file descriptor\n"),
+        (">/dev/full", ["log", "cat", QUEUE], 1, "pxrs: error: stdout: No space left on device\n"),
+        ("<&-", ["produce", QUEUE], 1, "pxrs: error: cannot read stdin: Bad file descriptor (stored 0 of 0 sent"),
+        ("2>&-", ["log", "ls", "file:./absent"], 1, ""),
+        (">&- 2>&- <&-", ["log", "ls", QUEUE], 1, ""),
+    ],
+)
+def test_closed_and_full_streams_are_named(tmp_path: Path, how: str, words: list[str], code: int, said: str) -> None:
+    shown = redirected(tmp_path, how, *words)
+    assert (shown.code, shown.out) == (code, "") and shown.err.startswith(said) and "Traceback" not in shown.err
+
+
+def test_a_command_never_writes_into_a_file_of_the_queue(tmp_path: Path) -> None:
+    """With a closed stdout, the first file that is opened would get its number, and the command would inherit it."""
+    shown = redirected(
+        tmp_path, ">&-", "consume", QUEUE, "-g", "billing", "--exec", "echo spoilt || true", "--until-end"
+    )
+    assert shown.code == 0 and lag("billing") == 0
+    with library.open(QUEUE, create=False) as queue:
+        assert sum(len(queue.read(partition, 0, 100)) for partition in range(4)) == 40
+    assert not any(b"spoilt" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
 def test_ctrl_c_is_a_clean_leave(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pxrs.apps.cli", "consume", QUEUE, "-g", "billing", "--member", "A"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -79,8 +79,12 @@ def load(
 def _text(file: str) -> str:
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"cannot read {file}: {error}") from error
+    except OSError as error:
+        raise Refused(f"cannot read {'stdin' if file == '-' else file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Refused(
+            f"{'stdin' if file == '-' else file} is not UTF-8 text, as `pxrs registry dump` prints it: {error}"
+        ) from error
 
 
 def _parsed(text: str, file: str, base: str) -> dict[str, bytes]:
