@@ -103,7 +103,7 @@ go on when it changes hands; `pxrs_owner_epoch` says whose it is."""
 def decisions_page() -> str:
     lines = [
         NOTE,
-        "# Decisions\n\nWhy it is so, and how to see that it still is. Not edited later, only superseded.\n\n",
+        "# Decisions\n\nWhy PXRS is as it is, and how to check that it still is. Superseded, not edited.\n\n",
     ]
     for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
         heading = path.read_text(encoding="utf-8").splitlines()[0]

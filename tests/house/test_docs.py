@@ -39,7 +39,8 @@ SEALED_SPARK = ROOT / "docs" / "sealed" / "spark.md"
 VIRTUAL = ROOT / "docs" / "virtual-partitions.md"
 STREAMING = ROOT / "docs" / "streaming.md"
 SPARK_USERS = ROOT / "docs" / "spark-users.md"
-RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL, STREAMING, SPARK_USERS)
+OPERATE = ROOT / "docs" / "operate.md"
+RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL, STREAMING, SPARK_USERS, OPERATE)
 NOT_RUN = "# not run"
 
 pytestmark = pytest.mark.timeout(60)
@@ -198,6 +199,18 @@ def test_the_page_about_directories_does_and_prints_what_it_says(
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     run_page(DIRECTORIES, {})
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_the_page_for_operators_does_and_prints_what_it_says(tmp_path: Path) -> None:
+    said = run_in_another_process("t.run_page(t.OPERATE, {})", tmp_path)
+    assert "sent 1 message again" in said and "resumed all partitions of 'billing'" in said
+
+
+def test_the_loggers_that_operators_are_told_of_exist() -> None:
+    assert set(re.findall(r"^\| `(pxrs\.\w+)` \|", text_of(OPERATE), re.MULTILINE)) == logger_names()
 
 
 def test_a_page_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
