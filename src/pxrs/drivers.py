@@ -1,4 +1,4 @@
-"""From a URL's scheme to its driver: a table of the built-in ones, then the entry points of other packages.
+"""Finds the driver of a URL by its scheme: a table of the built-in ones, then the entry points of other packages.
 
 The table (not entry points of our own) makes drivers work from a source zip too, as Spark's executors get it.
 """

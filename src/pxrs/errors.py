@@ -33,13 +33,13 @@ import errno
 import re
 
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""What the system says where this user may not write: waiting does not help, somebody has to change it."""
+"""Error numbers of the system for missing rights: waiting does not help, somebody has to change them."""
 
 _SECRETS = re.compile(r"(?P<name>[?&;](?!\w*file\b)[\w-]*(?:pass|pwd|token|secret)[\w-]*=)[^&#\s'\"]*", re.IGNORECASE)
 _HEAD = re.compile(r":/*|//+")
-"""What stands between the scheme and the rest of a URL, also where a colon or a slash was forgotten."""
+"""The text between the scheme and the rest of a URL, also where a colon or a slash was forgotten."""
 _LOCAL = re.compile(r"\W*(?:file|sqlite|lockfiles|memory):", re.IGNORECASE)
-"""Behind these comes a path, in which '@' is a character like others."""
+"""Schemes that are followed by a path, in which '@' is a character like others."""
 
 
 def masked(text: str) -> str:
@@ -57,7 +57,7 @@ def _word(word: str) -> str:
 
 
 def masked_url(url: str) -> str:
-    """One URL as it may be shown. Less is shown than in other texts: what is no port may be a password too."""
+    """Show one URL with its password hidden. It hides more than ``masked``: what is no port may be a password too."""
     head = _HEAD.search(url)
     if "@" in url:
         before, _, after = url.rpartition("@")
@@ -87,7 +87,7 @@ def _without_login(words: str, keeps_user: bool = True) -> str:
 
 
 def disk_text(error: OSError, where: str) -> str:
-    """What the system refused there, as people read it; missing rights and a read-only mount with what to do."""
+    """Explain an error of the disk to people; missing rights and a read-only mount with what to do."""
     if error.errno == errno.EROFS:
         return f"{error.filename or where} is on a read-only file system: mount it for writing, or name another place"
     if error.errno in FORBIDDEN:

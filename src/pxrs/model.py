@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 EVICTED_LENGTH = 32
-"""How many lives that were put out a group row remembers."""
+"""A group row remembers this many evicted incarnations."""
 
 HISTORY_LENGTH = 8
-"""How many past owners a partition row remembers."""
+"""A partition row remembers this many past owners."""
 
 EVICTED = "evicted-"
-"""How the incarnation of a member begins that was put out; no process ever answers to it."""
+"""The first letters of the incarnation of an evicted member; no process ever has such an incarnation."""
 
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,198}[A-Za-z0-9_-])?")
 
@@ -65,7 +65,7 @@ class Cause(StrEnum):
 
 
 class Owner(NamedTuple):
-    """One life of one member: the id that people see, and the nonce of this start of it."""
+    """One start of a member: the id that people see, and the nonce of this start (the incarnation)."""
 
     id: str
     inc: str
@@ -94,7 +94,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is processed, written and committed together: ranges of one or several partitions, and who took them.
+    """One batch that is processed, written and committed as a whole: ranges of partitions, and their owner.
 
     ``number`` counts the batches of one member's life; ``attempt`` the tries of one batch, from 1. ``log`` is the id
     of the queue's log. The epochs in the ranges are fencing tokens for outputs that can refuse older ones.
@@ -127,7 +127,7 @@ class Batch:
 
 
 class Tenure(NamedTuple):
-    """One line of a partition's history: who had it, from when, under which epoch, and why."""
+    """One line of a partition's history: its owner, the first offset, the epoch, and the reason."""
 
     owner: str | None
     epoch: int
@@ -153,17 +153,17 @@ class Partition(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Where the next owner starts when it has no other wish: the checkpoint, or the beginning."""
+        """The offset where the next owner starts unless it asks for another one: the checkpoint, or the beginning."""
         return self.checkpoint or 0
 
     def at(self, checkpoint: int, note: str) -> Partition:
-        """The same row with other progress: what ``_replace`` does, at a fraction of its price."""
+        """The same row with other progress. Does what ``_replace`` does, at a fraction of its price."""
         number, owner, epoch, _, cause, paused, _, history = self
         return Partition(number, owner, epoch, checkpoint, cause, paused, note, history)
 
 
 class MemberState(StrEnum):
-    """What a member says of itself. A stalled one beats but makes no progress; it gets no partitions if others can.
+    """The state that a member reports. A stalled one beats but makes no progress; others get its partitions.
 
     A word that this version does not know was written by a later one. It is kept as it stands, so that it is never
     written back as something else; such a member is alive, and gets no partitions.
@@ -203,9 +203,9 @@ class MemberRow:
     blind: bool = False
     """Whether the member reaches the registry, and not the log."""
     passed_over: int = 0
-    """How many dead letters that were sent again for other groups it has passed over, since it joined."""
+    """The number of dead letters for other groups that this member has passed over since it joined."""
     beat_ms: int = 0
-    """How often it beats, for people who wait for its next beat. 0: not said; a third of the lease then."""
+    """The interval between its heartbeats, for people who wait for one. 0: not said; a third of the lease then."""
 
     @property
     def owner(self) -> Owner:
@@ -218,7 +218,7 @@ class MemberRow:
 
     @property
     def patience_ms(self) -> int:
-        """How long an observer waits for a silent member before it plans without it."""
+        """The time that an observer waits for a silent member before it plans without it."""
         return max(self.lease_ms, self.grace_ms)
 
 
@@ -263,7 +263,7 @@ class Message(NamedTuple):
 
     @property
     def timestamp(self) -> datetime:
-        """When it was sent, by the sender's clock, in UTC."""
+        """The time at which the message was sent, by the sender's clock, in UTC."""
         return datetime.fromtimestamp(self.timestamp_us / 1_000_000, tz=UTC)
 
     @property

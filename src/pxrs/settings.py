@@ -1,4 +1,4 @@
-"""All tuning knobs, in one frozen object whose relations are checked when it is made.
+"""All settings, in one frozen object whose relations are checked when it is made.
 
 Three ways to set one, the later wins: a YAML file, an environment variable (``PXRS_LEASE_MS=2000``), an
 argument (``lease_ms=2000``). ``pxrs.load_settings`` puts the three together, and so does a queue that is opened
@@ -29,13 +29,13 @@ MAX_PARTITIONS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a queue's members behave. A value of 0 for a derived duration means: follow the lease."""
+    """How the members of a queue behave. The value 0 of a derived duration means: follow the lease."""
 
     # Membership
     lease_ms: int = 10_000
     """A member that is silent for this long is judged dead by the leader."""
     beat_ms: int = 0
-    """How often a member shows that it lives; 0 = a third of the lease."""
+    """The interval between heartbeats of a member; 0 = a third of the lease."""
     stop_taking_ms: int = 0
     """Without a confirmed beat for this long a member stops its own handlers; 0 = two thirds of the lease."""
     poll_ms: int = 10_000
@@ -43,9 +43,9 @@ class Settings:
     grace_ms: int = 0
     """A member that comes back within this time finds its partitions where they were; 0 = the lease alone."""
     drain_ms: int = 20_000
-    """How long a member that leaves waits for running handlers."""
+    """A member that leaves waits this long for running handlers."""
     revoke_timeout_ms: int = 30_000
-    """How long the leader waits for a member to give a partition up before it takes it by force."""
+    """The leader waits this long for a member to give a partition up before it takes it by force."""
     progress_limit_ms: int = 300_000
     """A handler that runs longer than this on one message makes its member step back from the group."""
 
@@ -57,7 +57,7 @@ class Settings:
 
     # Handlers
     tries: int = 3
-    """How often a failing message is given to the handler before the failure policy decides."""
+    """A failing message is given to the handler this many times before the failure policy decides."""
     backoff_ms: int = 100
     """The wait before the second try; it doubles with each further one."""
     backoff_max_ms: int = 10_000
@@ -65,10 +65,10 @@ class Settings:
     on_failure: OnFailure = "dead-letter"
     """After the last try: keep the message with its cause in the dead letters, skip it, or stop the consumer."""
     prefetch_rows: int = 10_000
-    """How many messages of one partition are held in memory ahead of the handler, at most."""
+    """The most messages of one partition that are held in memory ahead of the handler."""
 
     deliver_rows: int = 1_000
-    """How many messages a handler of lists or Arrow batches gets at once, at most."""
+    """The most messages that a handler of lists or Arrow batches gets at once."""
 
     # Pipelines
     target_batch_ms: int = 1_000
@@ -80,13 +80,13 @@ class Settings:
 
     # Producer
     linger_ms: int = 5
-    """How long a message may wait for company before it is written."""
+    """The longest time that a message waits for others before it is written together with them."""
     batch_rows: int = 10_000
     """A batch is written as soon as it holds this many messages..."""
     batch_bytes: int = 1_048_576
     """...or this many bytes."""
     buffer_bytes: int = 33_554_432
-    """How much may wait to be written; then ``send`` blocks..."""
+    """The most bytes that may wait to be written; then ``send`` blocks..."""
     send_timeout_ms: int = 60_000
     """...for this long at most."""
 
@@ -94,19 +94,19 @@ class Settings:
     segment_bytes: int = 134_217_728
     """A segment file of this size is full; the next batch opens a new one."""
     durability: Durability = "fsync"
-    """What an acknowledgement means: on the disk ("fsync"), or handed to the operating system ("flush")."""
+    """The meaning of an acknowledgement: on the disk ("fsync"), or handed to the operating system ("flush")."""
     compression: Compression = "none"
-    """How the batches of segments are compressed. What is not compressed is read without a copy."""
+    """The compression of batches in segments. What is not compressed is read without a copy."""
 
     # Housekeeping
     housekeeping_ms: int = 10_000
-    """How often a process that sends or consumes seals full segments and deletes what is kept no longer."""
+    """The interval at which a process that sends or consumes seals full segments and deletes old messages."""
     seal: Literal["auto", "manual"] = "auto"
     """Whether full segments become Parquet by themselves, or by ``pxrs log seal`` only."""
     seal_after_ms: int = 60_000
     """A segment is sealed when it has been full for this long: consumers that are close behind read it uncopied."""
     seal_compression: SealCompression = "snappy"
-    """How sealed segments are compressed."""
+    """The compression of sealed segments."""
     retention_ms: int = 0
     """Messages older than this are deleted; 0 = kept."""
     retention_bytes: int = 0
@@ -114,13 +114,13 @@ class Settings:
     retain: Literal["all", "unconsumed"] = "all"
     """Whether messages that every group has consumed are kept. No rule deletes what a group has still to consume."""
     delete_delay_ms: int = 60_000
-    """Files are deleted so long after their messages were: a job that was planned before still finds them."""
+    """Files are deleted this much later than their messages: a job that was planned before still finds them."""
     on_expired: Literal["stop", "skip"] = "stop"
     """A consumer whose next message is deleted: stop with an error, or go on with the oldest there is."""
 
     # Elsewhere
     prefix: str = "/pxrs/"
-    """Before every key in the registry: several deployments can share one store."""
+    """The beginning of every key in the registry: several deployments can share one store."""
     metrics_port: int = 0
     """Serve Prometheus text on this port; 0 = do not. One that is taken is a warning: the consumer goes on."""
     metrics_host: str = "127.0.0.1"
@@ -150,7 +150,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "settings") -> Settings:
-        """From parsed YAML or the like. Unknown names are refused, with the nearest known one in the text."""
+        """Make settings from parsed YAML. Unknown names are refused, with the nearest known one in the text."""
         check_names(values, source)
         return cls(**values)
 
@@ -165,10 +165,10 @@ _MINIMUM = {
 }  # fmt: skip
 
 _LONGEST_MS, _LARGEST = 2**63 // 10**6, 2**63 - 1
-"""What the clocks of the system can wait for, 292 years; what files and stores can count."""
+"""The largest numbers: system clocks can wait for 292 years, and files and stores can count as far."""
 _SHOWN = 60
 _SIMILAR = 0.8
-"""How much alike two names are, by difflib, when one is taken for a slip of the other."""
+"""The least likeness of two names, by difflib, at which one is taken for a slip of the other."""
 
 
 def _fill(settings: Settings, field: str, value: int) -> None:
@@ -246,7 +246,7 @@ def check_patience(patience: object) -> None:
 
 
 def check_names(values: Mapping[str, Any], source: str) -> None:
-    """Refuse names that are no settings; ``source`` says where they stand."""
+    """Refuse names that are no settings; ``source`` says where they were written."""
     if not isinstance(values, Mapping):
         raise BadSetting(
             f"{source} = {shown(values)}: must be a mapping of names to values, as {{'lease_ms': 2000}} is"
@@ -262,7 +262,7 @@ def _nearest(name: str) -> str:
 
 
 def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that stand in the environment, as values of the right kind. Misspelt names are refused."""
+    """Read the settings in the environment, as values of the right kind. Misspelt names are refused."""
     _check_spelling(environ)
     found: dict[str, Any] = {}
     for name, kind in _KINDS.items():

@@ -1,4 +1,4 @@
-"""Messages that are for one group only: a dead letter that is sent again bears a header that says for whom.
+"""Messages for one group only: a dead letter that is sent again has a header that names its group.
 
 The header names the log by its id, the group, and the letter's number. It counts in that log alone: a copy of the
 message in another log is for everybody there.
@@ -35,7 +35,7 @@ class Reader(NamedTuple):
 
 
 def marked_rows(headers: pa.Array) -> list[int]:
-    """The rows of a column of headers that bear ``ONLY_FOR``. Where no message has headers, this costs nothing."""
+    """The rows in a column of headers that carry ``ONLY_FOR``. A column without headers costs nothing."""
     if headers.null_count == len(headers):
         return []
     import pyarrow.compute as pc  # tasks of Spark import this module, and most of them do without
@@ -52,8 +52,9 @@ def rows_for_others(headers: pa.Array, reader: Reader) -> list[int]:
 
 
 def own_part(batch: Any, reader: Reader) -> tuple[int, Any]:
-    """How many rows at the beginning of a batch are for other groups, and the rows behind them, up to the next such
-    one. A plain list holds messages without headers."""
+    """Count the rows at the beginning that are for other groups; return it with the rows behind them up to the next
+    such row. A plain list holds messages without headers.
+    """
     if isinstance(batch, list):
         return 0, batch
     passed = 0
@@ -65,7 +66,7 @@ def own_part(batch: Any, reader: Reader) -> tuple[int, Any]:
 
 
 def own_rows(batch: pa.RecordBatch, reader: Reader) -> pa.RecordBatch:
-    """All rows of a batch that are for this group."""
+    """All rows of a batch that this group processes."""
     others = set(rows_for_others(batch.column("headers"), reader))
     if not others:
         return batch
@@ -83,13 +84,13 @@ def refuse_marked(headers: pa.Array | pa.ChunkedArray) -> None:
 
 
 def refuse_name(name: str) -> None:
-    """The same for the name of one header."""
+    """Refuse one header name that users may not write."""
     if name == ONLY_FOR:
         raise Refused(_REFUSAL)
 
 
 def without_mark(headers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The same headers without ``ONLY_FOR``: for messages that are passed on as they came."""
+    """Headers without ``ONLY_FOR``, for messages that are passed on to another queue."""
     kind = headers.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         return headers  # whoever stores it refuses it

@@ -1,4 +1,4 @@
-"""Who should own which partition: a target, made from the member ids and (``sticky``) from the last target.
+"""The assignors compute which member should own which partition, from the members and (``sticky``) the last target.
 
 Both assignors are deterministic, do not depend on the order in which members are named, and are fair: shares
 differ by at most one. From nothing both give the same contiguous layout (8 over A, B, C: 0-2, 3-5, 6-7).
@@ -57,7 +57,7 @@ def _sticky(partitions: int, members: tuple[str, ...], previous: Target | None) 
 
 
 def _quotas(partitions: int, held: list[int]) -> list[int]:
-    """How many each member shall have: the fullest get the larger quotas, among equals the first."""
+    """The number of partitions for each member: the fullest get the larger quotas, among equals the first."""
     base, larger = divmod(partitions, len(held))
     fullest_first = sorted(range(len(held)), key=lambda place: (-held[place], place))
     quotas = [base] * len(held)
@@ -75,7 +75,7 @@ def _fill(owners: list[int], missing: list[int]) -> None:
 
 
 def moves(previous: Target, target: Target) -> int:
-    """How many partitions change hands, whether their last owner is still there or not.
+    """Count the partitions that change hands, whether their last owner is still a member or not.
 
     A partition that nobody had does not count: nothing is taken from anyone.
     """
@@ -83,7 +83,7 @@ def moves(previous: Target, target: Target) -> int:
 
 
 def revocations(previous: Target, target: Target) -> int:
-    """How many partitions are taken from members that stay: each of these pauses for a hand-over."""
+    """Count the partitions that are taken from members that stay: each of them pauses for a hand-over."""
     staying = set(target.members)
     return sum(count for (old, _), count in _changes(previous, target).items() if old in staying)
 
@@ -100,7 +100,7 @@ def _changes(previous: Target, target: Target) -> Counter[tuple[str, str | None]
 
 
 def moves_by_assignor(previous: Target, members: Iterable[str]) -> dict[str, int]:
-    """What each assignor would move from here: ``{"sticky": 3, "range": 5}``."""
+    """The number of partitions that each assignor would move from here: ``{"sticky": 3, "range": 5}``."""
     names = tuple(members)
     return {name: moves(previous, plan(name, previous.partitions, names, previous)) for name in _ASSIGNORS}
 

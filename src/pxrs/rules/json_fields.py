@@ -1,4 +1,4 @@
-"""What the fields of stored JSON may be: each check returns the value as it is, or says what is wrong with it.
+"""Checks for the fields of stored JSON: each returns the value as it is, or raises an error that says what is wrong.
 
 A bad value is refused where it is read. Further on it would be claimed, counted with, and written back.
 """

@@ -1,4 +1,4 @@
-"""Who is alive, judged on the observer's own clock: a beat is a counter, and silence is time since it last moved.
+"""Judges which members are alive by the observer's clock: silence is the time since a heartbeat counter last moved.
 
 No wall clocks are compared and no stored time is read, so a jumping clock on any machine changes nothing.
 An observer that has just begun to watch judges nobody before it has watched a whole lease itself; nor does one that
@@ -17,11 +17,11 @@ from typing import NamedTuple
 from pxrs.model import MemberRow
 
 LOOKS = 11
-"""So many looks a lease at most: a beat is seen within a tenth of a lease, and there is time left to ask the store."""
+"""The most looks in one lease: a heartbeat is seen within a tenth of a lease, with time left to ask the store."""
 _BEATS = 3
 """A member beats that often in a lease, or more often."""
 _EARLY = 0.97
-"""Look so much earlier each time: one who always found the beat there would not see how late it looks."""
+"""Each look comes earlier by this much: an observer that always finds the beat cannot tell how late it looks."""
 
 
 class _Seen(NamedTuple):
@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
 
 
 class Watch:
-    """What one observer has seen of the members' beats; it is told the time.
+    """Keeps what one observer has seen of the members' heartbeats; the time is handed in.
 
     ``share``: this part of a lease passes from one beat to the next. It only decides when to look, never who is dead.
     """
@@ -61,7 +61,7 @@ class Watch:
         return _Seen(member, now, max(before.after + self._interval(member), self._looked))
 
     def _interval(self, member: MemberRow) -> float:
-        """How many seconds pass from one beat to the next, at least."""
+        """Seconds from one heartbeat to the next, at least."""
         return _EARLY * self._share * member.lease_ms / 1000
 
     def silent_for(self, member: MemberRow, now: float) -> float:
@@ -70,7 +70,7 @@ class Watch:
         return 0.0 if seen is None else now - seen.since
 
     def is_silent(self, member: MemberRow, now: float) -> bool:
-        """Whether its lease has passed: another may lead in its place."""
+        """Whether its lease has passed: another member may lead instead."""
         return self.silent_for(member, now) * 1000 >= member.lease_ms
 
     def is_dead(self, member: MemberRow, now: float) -> bool:
@@ -78,17 +78,17 @@ class Watch:
         return self.silent_for(member, now) * 1000 >= member.patience_ms
 
     def shortest_lease(self) -> float:
-        """In seconds: whoever is to be judged in time must be looked at several times within it."""
+        """The shortest lease in seconds: a member must be looked at several times within its lease."""
         return min((seen.row.lease_ms / 1000 for seen in self._seen.values()), default=float("inf"))
 
     def next_verdict(self, now: float) -> float | None:
-        """The first moment after ``now`` at which somebody may have to be judged: look again then, not later."""
+        """The first moment after ``now`` at which a member may have to be judged: the time to look again."""
         moments = (seen.since + ms / 1000 for seen in self._seen.values() for ms in _limits(seen.row))
         return min((moment for moment in moments if moment > now), default=None)
 
     def next_look(self, now: float) -> float | None:
-        """When to look again, so that no beat is seen later than a tenth of its lease after it came. None: there is
-        nobody whose beats are waited for.
+        """The time of the next look, so that each heartbeat is seen at most a tenth of its lease after it came. None:
+        no member's heartbeat is awaited.
         """
         awaited = [seen for seen in self._seen.values() if not self.is_dead(seen.row, now)]
         if not awaited:
@@ -96,7 +96,7 @@ class Watch:
         return max(min(map(self._due, awaited)), now + min(map(_step, awaited)))
 
     def _due(self, seen: _Seen) -> float:
-        """When to look for the next beat of this member: as soon as it must be there, if beats come at their pace."""
+        """The time at which the next heartbeat of this member must be there, if heartbeats come at their pace."""
         due = min(seen.since, seen.after + _step(seen)) + self._interval(seen.row)
         return due if due > self._looked else self._looked + _step(seen)
 
@@ -113,7 +113,7 @@ def _limits(row: MemberRow) -> tuple[int, int]:
 
 
 class Sign(Enum):
-    """What an onlooker can say of a member now."""
+    """The state of a member as an onlooker sees it now."""
 
     ALIVE = "it shows life"
     DEAD = "its counter stood still while it was looked at, and by its own time it has been silent for a lease"
@@ -130,7 +130,7 @@ def has_fresh_time(row: MemberRow, wall: float) -> bool:
 
 
 def beat_seconds(row: MemberRow) -> float:
-    """How long to wait for its next beat before one may say that there was none."""
+    """Seconds to wait for a member's next heartbeat before one may say that there was none."""
     return BEAT_SLACK * (row.beat_ms or row.lease_ms / _BEATS) / 1000
 
 
@@ -144,7 +144,7 @@ class _LastMove(NamedTuple):
 
 
 class Onlooker:
-    """Tells people who is alive, from outside the group. Kept between looks, it needs no second one.
+    """Tells people which members are alive, from outside the group. Kept between looks, it needs no second one.
 
     The time in a row saves the second look where clocks agree. Where it says nothing, only the counter counts: one
     that moved is alive, whatever the clocks say.
@@ -166,7 +166,7 @@ class Onlooker:
         return before
 
     def judge(self, row: MemberRow, wall: float, now: float) -> Sign:
-        """What can be said of one of the rows that were last seen."""
+        """Judge one of the rows that were last seen."""
         sight = self._sights[row.id]
         silent = now - sight.since
         if has_fresh_time(row, wall) or (sight.moved and silent * 1000 < row.lease_ms):

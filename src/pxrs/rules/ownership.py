@@ -152,7 +152,7 @@ def set_state(row: MemberRow | None, me: Owner, state: MemberState) -> MemberRow
 
 
 def evict(row: MemberRow, tombstone: str) -> MemberRow:
-    """Replace a member's life by a mark that nobody answers to: its process is fenced at its next beat."""
+    """Replace a member's incarnation by one that no process has: its process is fenced at its next heartbeat."""
     return replace(row, inc=tombstone, state=MemberState.LEAVING)
 
 

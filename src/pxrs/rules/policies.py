@@ -12,14 +12,14 @@ GROWTH = 4.0
 """A batch is at most this many times larger than the last one, or smaller: one odd measurement must not decide."""
 
 PROOF_ROWS = 16
-"""So many messages are tried before a sink counts as one that takes nothing."""
+"""A sink counts as one that takes nothing after this many messages were tried."""
 
 ENOUGH = 10_000
 PATIENCE = 4.0
 
 
 def share_out(waiting: Mapping[int, int], limit: int) -> dict[int, int]:
-    """How many of the waiting messages each partition gives, at most ``limit`` together.
+    """Divide the next batch among the waiting partitions: messages for each, at most ``limit`` together.
 
     Fair: partitions with little to give are emptied, the others give equal parts, so a huge one starves nobody.
     """
@@ -48,7 +48,7 @@ def halves(ranges: Sequence[Range]) -> tuple[tuple[Range, ...], tuple[Range, ...
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many rows the next batch may have, so that it takes about as long as wished for.
+    """Sets the size of the next batch, so that it takes about the time that is asked for.
 
     A batch costs something however small it is. Where that alone takes longer than wished, smaller batches would only
     make things worse: below ``ENOUGH`` rows they shrink only for functions that are slow beyond patience.
@@ -70,7 +70,7 @@ class Pace:
 
 
 def take_turns(grants: Sequence[Grant], most: int, turn: int) -> tuple[list[Grant], int]:
-    """Which of more partitions than one commit can hold are next, and whose turn it is after them."""
+    """Choose the next partitions where one commit cannot hold all, and the one whose turn comes after them."""
     ordered = sorted(grants)
     if len(ordered) <= most:
         return ordered, turn

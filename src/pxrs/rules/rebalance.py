@@ -1,4 +1,4 @@
-"""What to do next: one partition seen by a member, and one group seen by its leader. Pure decisions.
+"""Decides the next step of a rebalance: a member's for one partition, the leader's for its group. Pure functions.
 
 A member never acts on "the row says it is mine": without a handle of its own claim it claims again. That one
 rule covers lost replies, stale reads, restarts and two processes with one id.
@@ -14,7 +14,7 @@ from pxrs.rules import ownership
 
 
 class Mode(Enum):
-    """What a member does with a partition that it holds. There is no way back to an earlier mode."""
+    """A member's mode for a partition that it holds. A mode never goes back to an earlier one."""
 
     ACTIVE = "taking messages"
     DRAINING = "taking no more, finishing what runs"
@@ -22,7 +22,7 @@ class Mode(Enum):
 
 
 class Step(Enum):
-    """What a member does next about one partition."""
+    """The next step of a member for one partition."""
 
     KEEP = "go on"
     DROP = "lost: stop at once, write nothing"
@@ -56,7 +56,7 @@ def _step_without_handle(row: Partition, me: Owner, wanted: bool) -> Step:
 
 
 def may_elect(group: Group, me: Owner, leads: bool, leader: MemberRow | None, silent: bool) -> bool:
-    """Whether to stand for leadership: there is no working leader. ``leads``: I hold the leadership handle."""
+    """Whether to try to become leader, because no leader works. ``leads``: I hold the leadership handle."""
     if group.leader is None:
         return True
     if group.leader == me:
@@ -65,13 +65,13 @@ def may_elect(group: Group, me: Owner, leads: bool, leader: MemberRow | None, si
 
 
 def watches_leader(group: Group, me: Owner) -> bool:
-    """Whether this is the one member that looks at the leader closely: if all did, a large group would ask a lot."""
+    """Whether this member is the one that looks at the leader closely: if all did, a large group would ask a lot."""
     others = (name for name in group.members if group.leader is None or name != group.leader.id)
     return next(others, None) == me.id
 
 
 def eligible(members: Iterable[MemberRow], dead: frozenset[str], planned: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Who shall share the partitions. Stalled members get some only where nobody else can work.
+    """The members that share the partitions. Stalled members get some only where no other member can work.
 
     Where nobody can read the log, to move partitions would help nobody: a stalled member stays in the present plan
     (``planned``). One that is not in it any more, because it could not read, comes back when it can.

@@ -1,4 +1,4 @@
-"""Which messages need not be kept: those that are too old, too many, or consumed by all, and that nobody needs."""
+"""Decides which messages are deleted: too old, too many, or consumed by all groups. What a group still needs stays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RetainedPart(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """How long, and up to what size, a partition is kept (0 = for ever), and whether what all have consumed is."""
+    """Limits of age and size (0 = no limit), and whether messages stay that all groups have consumed."""
 
     age_ms: int = 0
     bytes: int = 0
@@ -31,7 +31,7 @@ class Policy(NamedTuple):
 
 
 class RetentionDecision(NamedTuple):
-    """Where the partition may start from now on; ``wanted`` is where it would start if no group needed more."""
+    """The new start of a partition; ``wanted`` is the start if no group needed more."""
 
     start: int
     wanted: int

@@ -1,4 +1,4 @@
-"""How the registry's rows look as bytes: JSON that a person can read, with a format version in each row.
+"""Encodes and decodes the rows of the registry: JSON that a person can read, with a format version in each row.
 
 A row of a higher version was written by a later PXRS: it is refused, because writing it back would lose
 what this version does not understand. Every field is checked when a row is read: one that is not what it should be
@@ -41,7 +41,7 @@ def _dump(fields: dict[str, Any]) -> bytes:
 
 
 def load(what: str, data: bytes) -> dict[str, Any]:
-    """The fields of any row that bears a format number, as yet unchecked. ``what`` names the row in errors."""
+    """The fields of any row with a format number, not yet checked. ``what`` names the row in errors."""
     try:
         fields = mapping("the row", parse(data))
         version = whole("v", fields.get("v"))

@@ -16,19 +16,19 @@ NOBODY = -1
 MAX_MEMBERS = 65_535
 FORMAT = 1
 _NOBODY = 0xFFFF
-"""How NOBODY is stored: the one 16-bit number that is no member's place."""
+"""The stored form of NOBODY: the one 16-bit number that stands for no member."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who should own what: for each partition the place of its owner among the sorted members, or NOBODY."""
+    """Says who should own what: for each partition the index of its owner among the sorted members, or NOBODY."""
 
     members: tuple[str, ...]
     owners: tuple[int, ...]
 
     @classmethod
     def from_owners(cls, partitions: int, owners: Mapping[int, str], members: Iterable[str] = ()) -> Target:
-        """From a table partition → member; ``members`` adds those who own nothing."""
+        """Make a target from a table partition → member; ``members`` adds those who own nothing."""
         names = sorted_members({*owners.values(), *members})
         place = {name: number for number, name in enumerate(names)}
         placed = (place[owners[p]] if p in owners else NOBODY for p in range(partitions))
@@ -57,17 +57,17 @@ class Target:
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """The members that own nothing: they stand by until somebody leaves."""
+        """The members that own nothing: they wait until a member leaves."""
         busy = set(self.owners)
         return tuple(name for place, name in enumerate(self.members) if place not in busy)
 
     def encode(self) -> bytes:
-        """As bytes, for a write-once row: one JSON line, then the owners as zlib-packed 16-bit numbers."""
+        """Encode the target for a write-once row: one JSON line, then the owners as zlib-packed 16-bit numbers."""
         return _encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Target:
-        """From the bytes that ``encode`` made; anything else is refused as damaged."""
+        """Decode the bytes that ``encode`` made; anything else is refused as damaged."""
         return _decode(data)
 
 
@@ -80,7 +80,7 @@ def sorted_members(members: Iterable[str]) -> tuple[str, ...]:
 
 
 def held_by(target: Target, members: tuple[str, ...]) -> list[list[int]]:
-    """What each of ``members`` has in a target, ascending."""
+    """The partitions of each of ``members`` in a target, ascending."""
     lists: dict[str, list[int]] = {name: [] for name in members}
     former = [lists.get(name) for name in target.members]
     for partition, owner in enumerate(target.owners):

@@ -1,1 +1,1 @@
-"""From a key to its partition: hashes, for one key and for columns of keys."""
+"""Routing: turns a key into its partition, by hashes for one key and for columns of keys."""

@@ -43,7 +43,7 @@ class Hash:
     one: HashFunction
     many: Callable[[list[bytes]], NDArray[np.int64]]
     short: ShortHash | None = None
-    """Where there is a faster way for many short keys."""
+    """The faster function for many short keys, if there is one."""
 
 
 class Registered(NamedTuple):
@@ -87,7 +87,7 @@ def register_hash(name: str, function: HashFunction, bits: int = 64) -> None:
 
 
 def _origin(function: HashFunction, bits: int) -> tuple[object, ...]:
-    """Where a function was written: what stays the same when its module is loaded again."""
+    """The module and name of a function: they stay the same when its module is loaded again."""
     name = getattr(function, "__qualname__", "<object>")
     # Lambdas and inner functions share their names: such a one is the same only if it is the very same.
     return getattr(function, "__module__", None), function if "<" in name else name, bits
@@ -173,4 +173,4 @@ _BUILT_IN = {
 }
 
 _registered: dict[str, Registered] = {}
-"""What this process was told with ``register_hash``: a recorded name must find its function again."""
+"""The hashes that this process registered with ``register_hash``: a recorded name must find its function again."""

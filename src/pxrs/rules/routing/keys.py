@@ -1,4 +1,4 @@
-"""From what a user calls a key to the bytes that are hashed. Every hash sees the same bytes.
+"""Turns keys, as users write them, into the bytes that are hashed. Every hash sees the same bytes.
 
 - ``str`` is its UTF-8. Nothing is normalised: "é" as one code point (NFC) and as two (NFD) are two keys.
 - ``bytes``, ``bytearray`` and ``memoryview`` are taken as they are, so ``"a"`` and ``b"a"`` are the same key.
@@ -17,7 +17,7 @@ import numpy as np
 from pxrs.errors import BadKey
 
 CHUNK = 32_768
-"""How many keys are worked on at a time: small enough that a chunk's arrays stay in the processor's cache."""
+"""Keys are worked on in chunks of this many: a chunk's arrays stay in the processor's cache."""
 
 
 def key_bytes(key: object) -> bytes:
@@ -50,7 +50,7 @@ def _utf8(key: str) -> bytes:
 
 
 def all_key_bytes(chunk: Any) -> tuple[list[bytes], list[int]]:
-    """The bytes of a chunk of keys, and the places of the nulls among them (which stand as empty bytes)."""
+    """The bytes of a chunk of keys, and the positions of nulls among them (which become empty bytes)."""
     keys: list[Any] = chunk if isinstance(chunk, list) else chunk.to_pylist()
     kinds = set(map(type, keys))
     if kinds <= {bytes}:

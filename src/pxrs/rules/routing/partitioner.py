@@ -1,4 +1,4 @@
-"""Which partition a key belongs to: hash its bytes, reduce the hash to a number below the partition count.
+"""Finds the partition of a key: hash its bytes, reduce the hash to a number below the partition count.
 
 The reductions, of a signed hash ``h`` and ``n`` partitions:
 
@@ -25,11 +25,11 @@ from pxrs.rules.routing.vectorised import jump_buckets
 from pxrs.settings import DEFAULT_HASH, DEFAULT_PARTITIONS, DEFAULT_REDUCE, MAX_PARTITIONS
 
 NULL_KEY = -1
-"""What ``partitions_of`` answers for a null among the keys; the producer puts a round-robin number there."""
+"""The answer of ``partitions_of`` for a null key; the producer puts a round-robin number there."""
 
 
 class Reduction(NamedTuple):
-    """One way from a signed hash of some width to a partition, for one hash and for many."""
+    """Reduces a signed hash of some width to a partition, for one hash and for many."""
 
     one: Callable[[int, int, int], int]
     many: Callable[[NDArray[np.int64], int, int], NDArray[np.integer]]

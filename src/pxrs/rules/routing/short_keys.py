@@ -19,9 +19,9 @@ ShortHash: TypeAlias = Callable[[Bytes, Places, int], NDArray[np.int64]]
 """Hashes the keys of one length that start at these places."""
 
 LONGEST = 31
-"""From 32 bytes on XXH64 works in another way, and the cost of a Python object matters less."""
+"""XXH64 works in another way from 32 bytes on, where the cost of a Python object matters less."""
 ENOUGH = 512
-"""So many keys of each length must come together on average."""
+"""The average number of keys of each length that pays for the call into numpy."""
 
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)

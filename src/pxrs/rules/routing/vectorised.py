@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pxrs.rules.routing.text_hashes import murmur2, utf16
 
 _FEW = 16
-"""So few keys of one length are hashed one by one: a column of them would not pay for the call into numpy."""
+"""Up to this many keys of one length are hashed one by one: a column of them would not pay for the call into numpy."""
 
 
 def java_hashes(keys: list[bytes]) -> NDArray[np.int64]:
