@@ -61,7 +61,7 @@ def refuse_other_rows(queue: str, partition: int, stamp: Stamp, stored: int, row
     if stored != rows:
         raise Refused(
             f"queue {queue!r}, partition {partition}: producer {stamp.producer!r} sent batch {stamp.sequence} with "
-            f"{stored} messages before, and with {rows} now: a number stands for the same messages for ever"
+            f"{stored} messages before, and with {rows} now: use a new number for new messages"
         )
 
 
@@ -80,7 +80,7 @@ def refuse_other_content(queue: str, partition: int, stamp: Stamp, stored: str) 
         then, now = (int(content.partition("/")[0]) for content in (stored, stamp.content))
         raise OtherRows(
             f"queue {queue!r}, partition {partition}: producer {stamp.producer!r} sent other messages as batch "
-            f"{stamp.sequence} before ({then} then, {now} now): a number stands for the same messages for ever",
+            f"{stamp.sequence} before ({then} then, {now} now): use a new number for new messages",
             then,
             now,
         )

@@ -236,12 +236,12 @@ def test_only_this_user_reads_where_the_registry_is_and_only_while_the_query_run
     assert not mine[0].exists()
 
 
-def test_a_source_that_has_left_no_word_is_an_error(start: Start, tmp_path: Path) -> None:
+def test_a_source_whose_file_is_missing_is_an_error(start: Start, tmp_path: Path) -> None:
     life = start()
     assert life.plan()
     reports = life.tasks()
     life.query.reader.stop()
-    with pytest.raises(Unexpected, match="has left no word"):
+    with pytest.raises(Unexpected, match="must run under the same JVM"):
         life.finish(reports)
     assert copied(tmp_path) == []
 

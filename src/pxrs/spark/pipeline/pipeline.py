@@ -211,7 +211,9 @@ class Pipeline:
             raise BadSetting("end= is for a backfill, which belongs to no group; run(until_end=True) ends a member")
         target, drain = self._settings.target_batch_ms, self._settings.drain_ms
         if target >= drain:
-            raise BadSetting(f"target_batch_ms = {target} must be below drain_ms = {drain}: batches end hand-overs")
+            raise BadSetting(
+                f"target_batch_ms = {target} must be below drain_ms = {drain}: a hand-over waits for the running batch"
+            )
         self._group.resolve(_each(start, [0]))  # a bad start is refused here, not later in a thread
         membership = self._queue.join(self._group.name, self._shares, member, about(spark), self._settings, told)
         membership.ended = weakly(self._ended)

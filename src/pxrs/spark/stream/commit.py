@@ -81,7 +81,10 @@ class Fencing:
         note = self._sink.stage(batch, output)
         if note and not batch.ranges:
             self._sink.discard(batch)
-            raise Refused(f"batch {batch.number} has output and no messages: what keeps state cannot use a fenced sink")
+            raise Refused(
+                f"batch {batch.number} has output but no messages: the query keeps state, and such a query cannot use "
+                "fenced(sink=)"
+            )
         return note or nothing_to_publish(batch)
 
     def _judge(self, batch: Batch, outcome: CommitOutcome, planned: Planned) -> None:
@@ -102,8 +105,8 @@ def sheet_of(files: SideFiles, planned: Planned) -> Sheet:
         return Sheet(planned.identity, sheet.life if sheet is not None else "", ())
     if sheet is None or sheet.plan != planned.identity:
         raise Unexpected(
-            f"the source of this query, member {planned.member!r}, has left no word about the running batch: is it "
-            "another process than this JVM's?"
+            f"the file of the running batch, which the source of this query, member {planned.member!r}, writes, is "
+            "missing or old: source and sink must run under the same JVM, with the same temporary directory"
         )
     return sheet
 

@@ -87,8 +87,8 @@ def commit_fenced(
         if not planned.ranges and not output.decision.rows:
             return  # a replayed batch without messages, for which the source did not even join
         raise Unexpected(
-            f"the source of this query, member {planned.member!r}, has left no word for its writer: is it another "
-            "process than this JVM's?"
+            f"batch {batch}: the file that the source of this query, member {planned.member!r}, writes for its writer "
+            "is missing: source and writer must run under the same JVM, with the same temporary directory"
         )
     with closing(_source_of(places, planned)) as source:
         sink = FilesSink(_target(log, settings), staging)

@@ -79,7 +79,7 @@ class Bucket:
             await self._create(replicas or 1, seconds)
             info = await self._info(seconds)
         if info is None:
-            raise Unavailable(f"{self} was made and is not there")
+            raise Unavailable(f"{self} was created, but the server still says that it does not exist: try again")
         self._check(info["config"], replicas)
 
     async def _info(self, seconds: float) -> dict[str, Any] | None:
