@@ -1,4 +1,4 @@
-"""All verbs in one table, and what becomes of errors."""
+"""The command line ``pxrs``: all commands in one table, and how an error becomes a line and an exit code."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _run(arguments: Sequence[str], debug: bool) -> int:
 
 
 def _misused(error: Any) -> int:
-    """What the framework says of wrong words. They may be a URL, so it is not said as it is."""
+    """Print what the framework says of wrong words, with passwords hidden: the words may be a URL."""
     text = io.StringIO()
     error.show(text)
     print(masked(text.getvalue()), end="", file=sys.stderr)
@@ -189,7 +189,7 @@ def _failed(text: str, debug: bool, code: int = 1) -> int:
 
 
 def _plain(error: OSError, where: str = "") -> str:
-    """What the system refused, and where; without the number and the quotes of Python's text."""
+    """The system's error and its path, without the number and the quotes of Python's text."""
     name = error.filename or where
     if error.errno in FORBIDDEN:
         return disk_text(error, name)
@@ -206,5 +206,5 @@ def _cannot_print() -> bool:
 
 
 def _drop_output() -> None:
-    """What is still buffered would fail again when the process ends."""
+    """Drop buffered output: writing it would fail again when the process ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

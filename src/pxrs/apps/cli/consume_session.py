@@ -1,4 +1,4 @@
-"""What ``pxrs consume`` does with each message, and when it stops."""
+"""The session of ``pxrs consume``: what it does with each message, and when it stops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.2
 _ENDING = ("stopping", "stopped", "fenced")
 _CAUSE_LENGTH = 500
 _CANNOT_RUN = (126, 127)
-"""How a shell ends that may not run a command, or does not find it."""
+"""Exit codes of a shell that may not run a command, or does not find it."""
 
 
 class CommandFailed(Exception):
@@ -32,11 +32,11 @@ class CommandFailed(Exception):
 
 
 class NotToBlame(Exception):
-    """What was to be done with a message cannot be done with any. It ends the consumer; the message is not done."""
+    """The work cannot be done with any message, so this one is not to blame. It ends the consumer; the message is not done."""
 
 
 class CannotRun(CommandFailed, NotToBlame):
-    """The command of ``--exec`` did not even begin."""
+    """The command of ``--exec`` did not start."""
 
 
 def refuse_unknown(command: str) -> None:
@@ -139,7 +139,7 @@ class Session:
             self._changed.notify_all()
 
     def _take(self, partition: int) -> None:
-        """One of the messages that --max allows. When all are taken, wait whether one of them is given back."""
+        """Take one of the messages that --max allows. When all are taken, wait whether one is given back."""
         with self._changed:
             while self._most is not None and self._taken >= self._most and not self._is_ending():
                 self._changed.wait(_LOOK_SECONDS)
@@ -166,7 +166,7 @@ class Session:
     # ---- called by the command -----------------------------------------------------------------------------------
 
     def run(self, consumer: Consumer, until_end: bool) -> None:
-        """Until a signal, an error, enough messages, or the end of what is there now."""
+        """Run until a signal, an error, enough messages, or the end of what is there now."""
         self._consumer = consumer
         watcher = threading.Thread(target=self._watch, args=(consumer,), daemon=True)
         watcher.start()

@@ -1,4 +1,4 @@
-"""How one message is printed: its value, a JSON object, or a template such as ``"%p %o %k %v"``."""
+"""Prints a message as its value, as a JSON object, or by a template such as ``"%p %o %k %v"``."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _template(form: str) -> Shape:
 
 
 def as_object(message: Message) -> dict[str, Any]:
-    """A message as JSON has it. Bytes that are no text stand as base64, under a name that says so."""
+    """A message as JSON has it. Bytes that are no text become base64, under a name that says so."""
     return {
         "partition": message.partition,
         "offset": message.offset,

@@ -1,4 +1,4 @@
-"""Where sent and imported messages come from: lines, JSON lines, whole files, Arrow and Parquet tables."""
+"""Reads messages to send or import: lines, JSON lines, whole files, Arrow and Parquet tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _never() -> bool:
 
 
 class _Patient(io.RawIOBase):
-    """Reads what comes, and looks from time to time whether it is over: then there is nothing more to read."""
+    """Reads what comes, and looks from time to time whether the command is to end."""
 
     def __init__(self, file: int, is_over: IsOver) -> None:
         self._file = file
@@ -50,7 +50,7 @@ class _Patient(io.RawIOBase):
 
 
 class Entry(NamedTuple):
-    """One message to be: ``size`` is how many bytes of the source it took, for the progress bar."""
+    """One message to send: ``size`` is the number of bytes it took in the source, for the progress bar."""
 
     key: str | bytes | None
     value: bytes
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class LineFormat:
-    """How lines become messages."""
+    """The way in which lines become messages."""
 
     json: bool = False
     key: str | None = None
@@ -122,7 +122,7 @@ def entries(paths: Sequence[str], reading: LineFormat, is_over: IsOver = _never)
 
 
 def whole_files(paths: Sequence[str], key: str | None) -> Iterator[Entry]:
-    """One message for each file; its key is the file's name, if no other is given."""
+    """Make a message of each file; its key is the file's name, if no other is given."""
     for path in paths:
         with _open(path) as file:
             value = file.read()
@@ -138,7 +138,7 @@ def total_size(paths: Sequence[str]) -> int | None:
 
 
 def check_readable(paths: Sequence[str]) -> None:
-    """Before anything is sent: a wrong name among several must not be found half way."""
+    """Refuse a file that cannot be read, before anything is sent."""
     for path in paths:
         with _open(path):
             pass
@@ -225,7 +225,7 @@ def _as_messages(table: Any, key_field: str | None, where: str) -> Any:
 
 
 def _unmarked(table: Any) -> Any:
-    """What was for one group of the queue that it comes from is for all groups here."""
+    """Headers without the mark of one group: a message that is imported is for all groups here."""
     from pxrs.rules.addressing import without_mark
 
     if "headers" not in table.column_names:

@@ -1,4 +1,4 @@
-"""What several commands share: their common arguments, and how they open a queue."""
+"""Arguments that several commands share, and how the commands open a queue."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WrongUsage(typer.BadParameter):
 
 
 class QueueCommand(TyperCommand):
-    """A command whose first argument is a queue. If it is left out, PXRS_URL stands in for it."""
+    """A command whose first argument is a queue. PXRS_URL replaces it where it is left out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         default = os.environ.get("PXRS_URL")

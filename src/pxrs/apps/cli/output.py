@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, for pipes; notes, errors and progress bars on stderr."""
+"""Prints results of commands on stdout, for pipes; notes, errors and progress bars on stderr."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+\+00:00")
 
 
 def above(table: Table) -> tuple[dict[str, Any], Table]:
-    """The facts that are the same for all rows, to stand once above them, and the table without their columns."""
+    """Take the columns that are the same in all rows out of the table, to print them once above it."""
     facts = {name: row[table.columns.index(name)] for row in table.rows[:1] for name in table.once}
     return facts, _without(table, *table.once)
 
@@ -119,7 +119,7 @@ def _without(table: Table, *names: str) -> Table:
 
 
 def _least_width(table: Table) -> int:
-    """How wide the table is when all its long texts are cut."""
+    """The width of the table when all its long texts are cut."""
     texts = zip(table.columns, table.widths, strict=True)
     return table.width - sum(max(0, wide - _LEAST[name]) for name, wide in texts if name in _LEAST)
 

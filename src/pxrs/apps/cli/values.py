@@ -35,12 +35,12 @@ def moment(text: str) -> datetime:
 
 
 def start(text: str) -> str | datetime:
-    """Where to begin: ``earliest``, ``latest``, or a time."""
+    """The start of a new group: ``earliest``, ``latest``, or a time."""
     return text if text in ("earliest", "latest") else moment(text)
 
 
 def ago(span: timedelta) -> datetime:
-    """That long before now; the beginning of time, if it is longer ago."""
+    """The time this long before now; the beginning of time, if that is longer ago."""
     try:
         return datetime.fromtimestamp(SystemClock().wall(), tz=UTC) - span
     except OverflowError:

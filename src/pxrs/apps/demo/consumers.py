@@ -58,15 +58,15 @@ class Crew(ABC):
         """The consumers that should run and do not."""
 
     def complaint(self) -> str:
-        """What the consumers have to say about trouble."""
+        """The consumers' own report of trouble."""
         return ""
 
     def joined(self, members: Sequence[MemberLine]) -> bool:
-        """Told again and again who is there, while the story waits; whether all are."""
+        """Called again and again with those who have joined, while the story waits; answers whether all have."""
         return set(MEMBERS) <= {member.member for member in members}
 
     def evidence_table(self) -> Table | None:
-        """Who wrote what, where there is more to say than how much each has handled."""
+        """A table of who wrote what, where there is more to say than how much each has handled."""
         return None
 
 
@@ -86,7 +86,7 @@ class Processes(Crew):
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def command(self, member: str) -> list[str]:
-        """How a consumer is started."""
+        """The command that starts a consumer."""
         return [sys.executable, "-m", demo_member.__name__, *self._places, member, self.path(member)]
 
     def start(self, member: str) -> None:
@@ -132,7 +132,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 
 class Threads(Crew):
-    """All consumers live in this process, each with threads of its own."""
+    """Runs all consumers in this process, each with threads of its own."""
 
     def __init__(self, directory: str, queue: Queue) -> None:
         super().__init__(directory)

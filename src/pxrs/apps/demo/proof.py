@@ -18,7 +18,7 @@ class Sent(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """One call of a handler, as the consumer wrote it down. ``line`` is its place in that consumer's file."""
+    """One call of a handler, as the consumer wrote it down. ``line`` is its line in that consumer's file."""
 
     member: str
     pid: int
@@ -32,7 +32,7 @@ class Handled(NamedTuple):
 
 @dataclass(frozen=True)
 class Proof:
-    """What holds, in numbers; ``faults`` says what does not."""
+    """The numbers that hold; ``faults`` says what does not."""
 
     sent: int
     handled: int
@@ -65,7 +65,7 @@ def _lost(sent: Sequence[Sent], calls: Sequence[Handled]) -> list[str]:
 
 
 def _elsewhere(sent: Sequence[Sent], calls: Sequence[Handled]) -> list[str]:
-    """Each call must be about a message that was sent, and name the place at which the producer stored it."""
+    """Find calls about a message that was not sent, or with another partition or offset than the producer's."""
     known = {message.number: (message.key, message.partition, message.offset) for message in sent}
     strange = {call.number for call in calls if known.get(call.number) != (call.key, call.partition, call.offset)}
     return [f"handled, but not as they were sent: messages {_some(strange)}"] if strange else []

@@ -84,7 +84,7 @@ class Applications(Processes):
     # ---- what they wrote --------------------------------------------------------------------------------------------
 
     def handled(self) -> list[Handled]:
-        """Rows in the order of their batches, and within a batch as they stand in its file."""
+        """Rows in the order of their batches, and within a batch in the order of its file."""
         files = sorted(os.listdir(self._output)) if os.path.isdir(self._output) else []
         if files != self._files:  # files appear and never change
             self._rows, self._files = _read(self._output), files

@@ -22,7 +22,7 @@ _LEAN = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 
 def recorder(member: str) -> Callable[[Any, Batch], Any]:
-    """What is done with each batch: the messages, and who has processed them."""
+    """The function for each batch: it writes down the messages, and who has processed them."""
 
     def process(df: Any, batch: Batch) -> Any:
         return df.selectExpr(

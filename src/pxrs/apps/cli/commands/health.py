@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Findings:
-    """``broken`` is exit code 1, ``waiting`` is 3; what is ``odd`` is told, and is no failure."""
+    """What ``health`` has found: ``broken`` is exit code 1, ``waiting`` is 3; ``odd`` is a warning only."""
 
     broken: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
@@ -28,7 +28,7 @@ class _Findings:
     partitions: int = 0
     messages: int = 0
     groups: int | None = None
-    """None: the registry could not be looked at, or is not the log's own."""
+    """None: the registry could not be read, or is not the log's own."""
 
     @property
     def state(self) -> str:

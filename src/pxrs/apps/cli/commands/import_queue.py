@@ -110,7 +110,7 @@ def _check_new(queue: Queue, group: str) -> None:
 
 
 class _ImportedRanges:
-    """Where the imported messages went, and from where on they are unprocessed."""
+    """The partitions and offsets of the imported messages, and from which offset on they are unprocessed."""
 
     def __init__(self, partitions: int, checkpoint: int | None) -> None:
         self.count = 0

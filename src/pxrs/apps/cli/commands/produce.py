@@ -88,7 +88,7 @@ def _counted(found: Iterator[Entry], advance: Callable[[int], None]) -> Iterator
 
 
 class _Sending:
-    """Sends message by message: whoever types, or pipes a slow stream in, sees each arrive at once."""
+    """Sends message by message: a person who types, or a slow pipe, sees each arrive at once."""
 
     def __init__(self, producer: Producer, headers: dict[str, bytes] | None, skipped: int, count: bool) -> None:
         self.sent = 0

@@ -1,4 +1,4 @@
-"""What a Spark cluster needs of this library."""
+"""``pxrs spark``: files that a Spark cluster needs of this library."""
 
 from __future__ import annotations
 

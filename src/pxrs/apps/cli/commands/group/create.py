@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pxrs.runtime.group.admin import Places
 
 _OFFSETS = ("offset", "checkpoint", "current_offset", "new")
-"""What the offset of a partition may be called: these are the words of our own tables."""
+"""The names that the offset of a partition may have: the words of our own tables."""
 
 
 def create(
@@ -53,7 +53,7 @@ def create(
 
 
 def place_of(text: str) -> Places:
-    """What ``--at`` means: a word, a time, or the offsets that a file names."""
+    """Read the value of ``--at``: a word, a time, or a file that names offsets."""
     if text in ("earliest", "latest"):
         return text
     if _looks_like_time(text):

@@ -1,4 +1,4 @@
-"""``pxrs group seek``: move checkpoints, after a look at what would move."""
+"""``pxrs group seek``: move checkpoints; without ``--execute`` it shows what would move."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _is_shown(name: str, value: Any) -> bool:
 
 
 def _known(number: int | None, output: Any) -> int | str | None:
-    """A number, or what says that it is not known: null for programs that read JSON, elsewhere a question mark."""
+    """Show a number, or that it is not known: null in JSON, elsewhere a question mark."""
     return UNKNOWN if number is None and output != "json" else number
 
 
@@ -140,7 +140,7 @@ def _total_lag(view: GroupView, output: Any) -> int | str | None:
 
 
 def _age(seconds: float | None, output: Any) -> float | str | None:
-    """How long ago something was: seconds for programs that read JSON, elsewhere as people say it."""
+    """Show an age: seconds in JSON, elsewhere as people say it."""
     return seconds if seconds is None or output == "json" else span(seconds)
 
 

@@ -24,7 +24,7 @@ _ROWS = 100_000
 
 @dataclass
 class _Checked:
-    """One partition: how many of its messages are whole, and what is wrong with it."""
+    """One partition: the number of its whole messages, and what is wrong with it."""
 
     partition: int
     messages: int = 0
@@ -57,7 +57,7 @@ def verify(url: Url, partitions: Partitions = None, output: Output = "table", re
 
 
 def _show(results: list[_Checked], output: Output) -> None:
-    """The texts stand on stderr, for people; programs find them in the JSON."""
+    """Show the findings: people read the texts on stderr, programs find them in the JSON."""
     columns = ["PARTITION", "MESSAGES", "STATUS"]
     rows: list[list[object]] = [[r.partition, r.messages, r.status] for r in results]
     if output == "json":
@@ -126,7 +126,7 @@ def _read_all(queue: Queue, checked: _Checked, advance: Callable[[int], None]) -
 
 
 def _behind_file(queue: Queue, partition: int, position: int) -> int:
-    """Where the file ends that holds this offset: what follows it may be sound, or have a damage of its own."""
+    """The end of the file that holds this offset: what follows may be sound, or have a damage of its own."""
     return next(chunk.end for chunk in queue.log.chunks(partition) if chunk.end > position)
 
 

@@ -74,7 +74,7 @@ def _directory(place: str) -> Path:
 
 
 def _refuse_own_directory(queue: Queue, directory: Path) -> None:
-    """Among the files of the log, the next look at them would find strangers."""
+    """Refuse the queue's own directory: exported files among those of the log would look like strangers."""
     home = queue.log.directory
     if home is not None and directory.resolve().is_relative_to(Path(home).resolve()):
         raise Refused(f"{directory} is inside the queue's own directory {home}: export to another place")
@@ -91,7 +91,7 @@ def _batches(queue: Queue, partition: int, start: int, end: int, advance: Callab
 
 
 def _as_files(directory: Path, partition: int, batches: Batches) -> Path:
-    """As directories and files alone would make a queue: partition-0/00000000000000000001.msg."""
+    """Write files in directories, from which a queue can be made: partition-0/00000000000000000001.msg."""
     place = directory / f"partition-{partition}"
     place.mkdir()
     for batch in batches:

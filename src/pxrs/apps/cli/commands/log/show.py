@@ -120,7 +120,7 @@ def chosen(queue: Queue, partitions: list[int] | None) -> list[int]:
 
 
 def first_offset(queue: Queue, partition: int, offset: str) -> int:
-    """Where ``earliest``, ``latest``, a number or -N is now."""
+    """The offset that ``earliest``, ``latest``, a number or -N means now."""
     start, end = queue.log.bounds(partition)
     if offset in ("earliest", "latest"):
         return start if offset == "earliest" else end

@@ -85,7 +85,7 @@ def _newest(queue: Queue, ends: dict[int, int], count: int) -> list[Message]:
 
 
 def _coming(queue: Queue, positions: dict[int, int], left: int, follow: bool) -> Iterator[Message]:
-    """From these positions on, as far as there is something; then whatever comes, if it is waited for."""
+    """Yield the messages from these positions on; with ``follow`` also those that come later."""
     bell = threading.Event()
     with ExitStack() as cancelling:
         for partition in positions if follow else ():

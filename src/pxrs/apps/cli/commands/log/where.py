@@ -35,7 +35,7 @@ def where(
 
 
 def key_of(text: str, is_hex: bool) -> bytes:
-    """The bytes of a key as it stands on the command line."""
+    """The bytes of a key that was typed on the command line."""
     if not is_hex:
         try:
             return text.encode()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pxrs.stores.base import Row, Store, Swap
 
 _PASSING = ("member", "bell")
-"""Rows of whoever takes part right now: they mean nothing elsewhere."""
+"""The rows of present members and leaders: they mean nothing in another registry."""
 
 Groups = dict[tuple[str, str], "list[Row]"]
 
@@ -76,7 +76,7 @@ def _store(url: str, must_exist: bool = False) -> Store:
 
 
 def _refuse_same(old: Store, new: Store, source: str, target: str) -> None:
-    """One registry under two names is told by the versions of its rows: no other one has the same."""
+    """Refuse one registry under two names: the versions of its rows are the same, those of another one differ."""
     from pxrs.runtime.queue.settings_file import load_settings
 
     prefix = load_settings().prefix
@@ -105,7 +105,7 @@ def _ids(store: Store, groups: Groups) -> list[Row]:
 
 
 def _carry(row: Row, new: Store, target: str) -> bool:
-    """Give TO the id of the queue's registry. Where it has one of its own, the log must be told."""
+    """Give TO the id of the queue's registry. If TO has an id already, the log must be changed."""
     from pxrs.runtime.queue.log_registry import as_copied
     from pxrs.stores.base import ABSENT, Swap
 
@@ -123,7 +123,7 @@ def _carry(row: Row, new: Store, target: str) -> bool:
 
 
 def _groups(store: Store, queue: str | None, group: str | None, url: str) -> Groups:
-    """All rows, by queue and group; groups are those that have a row of that name."""
+    """All rows, by queue and group; a group is a queue's part with a row of that name."""
     from pxrs.runtime.queue.settings_file import load_settings
 
     prefix = load_settings().prefix
@@ -158,7 +158,7 @@ def _check_stopped(name: tuple[str, str], rows: list[Row], force: bool) -> None:
 
 
 def _changes(rows: list[Row], new: Store, force: bool, name: tuple[str, str]) -> list[Swap]:
-    """What must be written. The group row comes last: it says that all the others exist."""
+    """The rows that must be written. The group row comes last: it says that all the others exist."""
     from pxrs.stores.base import ABSENT, Swap
 
     wanted = sorted(

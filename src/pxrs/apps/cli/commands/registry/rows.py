@@ -24,7 +24,7 @@ _PART = "[^/]+"
 _KEYS = re.compile(
     rf"_registry/id|{_PART}/(?:group|member/{_PART}|partition/\d{{5,}}|target/{_PART}|dead-letters(?:-\d{{5,}})?)"
 )
-"""What follows the queue's name in the keys that a dump prints."""
+"""The part of a key behind the queue's name, in the keys that a dump prints."""
 
 
 def dump(url: Url, registry: RegistryUrl = None) -> None:

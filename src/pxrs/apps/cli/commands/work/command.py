@@ -12,7 +12,7 @@ from pxrs.apps.cli.options import RegistryUrl, WrongUsage
 from pxrs.errors import Refused, masked_url
 
 _LEAVE_SECONDS = 10.0
-"""What a process needs to leave, beyond the time that its handlers have for it."""
+"""The time that a process needs to leave, beyond the time that its handlers have."""
 
 
 def work(
@@ -90,7 +90,7 @@ def _checked(group: str, name: str | None) -> str:
 
 
 def _patience() -> float:
-    """How long a process may take to leave before it is killed; the settings are also checked by this."""
+    """The time that a process may take to leave before it is killed; it checks the settings, too."""
     from pxrs import load_settings
 
     return load_settings().drain_ms / 1000 + _LEAVE_SECONDS

@@ -30,7 +30,7 @@ def split_handler(words: str) -> tuple[str, str]:
 
 
 def load_handler(words: str) -> Callable[..., Any]:
-    """Import the module, which may stand in the working directory, and find the function in it."""
+    """Import the module, which may be in the working directory, and find the function in it."""
     module, name = split_handler(words)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -61,7 +61,7 @@ def _imported(module: str) -> ModuleType:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the user's code it happened; a SyntaxError says that itself."""
+    """The line of the user's code where it happened; a SyntaxError says that itself."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     theirs = frames[1:]  # the first one is our own
     is_said = isinstance(error, SyntaxError) or not theirs

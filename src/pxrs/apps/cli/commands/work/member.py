@@ -32,12 +32,12 @@ SET_UP_IS_WRONG = 78
 NAME_IS_TAKEN = 79
 """Exit code: a newer process runs under this member name."""
 JOINED = b"j"
-"""What the supervisor hears when this process takes part in its group."""
+"""The word that the supervisor gets when this process has joined its group."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a process is to do: the options of ``pxrs work``, and which of the processes it is."""
+    """The work of one process: the options of ``pxrs work``, and the number of the process."""
 
     handler: str
     url: str = field(repr=False)  # it may hold a password, as the next one
@@ -54,7 +54,7 @@ class Order:
 
     @property
     def member(self) -> str:
-        """The same for each life of the process with this number: so it takes its own partitions back."""
+        """The member name of this process. It stays the same, so that a new process takes its own partitions back."""
         return f"{self.name}-{self.number}"
 
     def as_line(self) -> bytes:
@@ -92,7 +92,7 @@ class _Process:
             return _failed(self._order, error, 1 if self._joined else SET_UP_IS_WRONG)
 
     def _log(self) -> None:
-        """After the user's module was imported: where that sets logging up, it stays as it is."""
+        """Set logging up, after the user's module was imported: a module that has done so keeps its own."""
         level = logging.INFO if self._order.verbose else logging.WARNING
         logging.basicConfig(level=level, format=f"pxrs[{self._order.number}]: %(message)s")
 

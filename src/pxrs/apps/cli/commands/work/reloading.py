@@ -1,4 +1,4 @@
-"""Which source files changed: for ``pxrs work --reload``."""
+"""Notices which source files have changed: for ``pxrs work --reload``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOT_OURS = {"__pycache__", "node_modules", "site-packages"}
 
 
 class Sources:
-    """The .py files below some places, as they were at the last look."""
+    """The .py files below some directories, as they were at the last look."""
 
     def __init__(self, places: list[str]) -> None:
         self._places = places
@@ -34,7 +34,7 @@ class Sources:
 
 
 def places_of(module: str) -> list[str]:
-    """The working directory, and the module's own place if it is installed elsewhere. Nothing is imported."""
+    """The working directory, and the module's directory if it is installed elsewhere. Nothing is imported."""
     here = os.getcwd()
     try:
         spec = find_spec(module.partition(".")[0])

@@ -28,7 +28,7 @@ SLICE_SECONDS = 0.2
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a failed process starts again: the first time, and at most."""
 LOOK_SECONDS = 0.5
-"""Between two looks at the source files."""
+"""Seconds between two looks at the source files."""
 TELL_AFTER = 5
 """Failures in a row after which it is said that they do not end by themselves."""
 STEADY_SECONDS = 60.0
@@ -37,7 +37,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 
 def pause_after(failures: int) -> float:
-    """Seconds to wait after so many failures in a row: doubled each time, up to a minute."""
+    """Seconds to wait after this many failures in a row: doubled each time, up to a minute."""
     return min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE)
 
 
@@ -49,18 +49,18 @@ class StartedProcess:
     tie: socket.socket
     since: float
     is_heard: bool = False
-    """It has joined, or closed its end: nothing more comes through the socket."""
+    """The process has joined, or closed its end: nothing more comes through the socket."""
     kill_at: float | None = None
-    """It was asked to leave; when it is killed if it does not."""
+    """The time at which the process is killed, after it was asked to leave."""
 
 
 @dataclass
 class SupervisedProcess:
-    """One of the processes, through all its lives."""
+    """One of the processes, through all its restarts."""
 
     order: Order
     start_at: float | None = 0.0
-    """When it is to be started; None: not by itself."""
+    """The time of its next start; None: it is not started by itself."""
     failures: int = 0
     running: StartedProcess | None = None
 
@@ -70,7 +70,7 @@ class SupervisedProcess:
 
 
 class Supervisor:
-    """Keeps so many processes at work, until it is asked to end or all have left by themselves.
+    """Keeps a number of processes at work, until it is asked to end or all have left by themselves.
 
     The first process goes ahead; the others follow when it has joined the group. What is wrong with the handler or the
     queue is so said once, and not once for each process.
@@ -91,7 +91,7 @@ class Supervisor:
         self._next_look = 0.0
 
     def run(self) -> int:
-        """Until all is over; returns the exit code."""
+        """Run until all processes have ended; returns the exit code."""
         with self._listening():
             try:
                 while self._is_needed():
@@ -196,7 +196,7 @@ class Supervisor:
             )
 
     def _refuse(self, place: SupervisedProcess) -> None:
-        """It said itself what is wrong. Another try would say the same, until somebody changes something."""
+        """Give up: the process said itself what is wrong, and another try would say the same."""
         if self._sources is None:
             self._fail(f"{place.title} cannot start, so none is started")
         else:
