@@ -15,7 +15,7 @@ import typer
 from pxrs.errors import BadSetting, Refused
 
 if TYPE_CHECKING:
-    from pxrs.apps.demo.consumers import Crew
+    from pxrs.apps.demo.consumers import Consumers
     from pxrs.runtime.queue.queue import Queue
 
 
@@ -54,7 +54,7 @@ def demo(
         with pxrs.open(
             log=places[0], registry=places[1], partitions=partitions, settings=demo_settings(engine), require=needed
         ) as queue:
-            with _crew(engine, directory, queue, places) as consumers:
+            with _consumers(engine, directory, queue, places) as consumers:
                 proof = Story(queue, consumers, engine).tell()
             if registry is not None:
                 queue.group(GROUP).delete()
@@ -64,12 +64,12 @@ def demo(
 
 
 @contextmanager
-def _crew(engine: str, directory: str, queue: Queue, places: tuple[str, str]) -> Iterator[Crew]:
+def _consumers(engine: str, directory: str, queue: Queue, places: tuple[str, str]) -> Iterator[Consumers]:
     """The consumers of one story; none of them outlives it."""
     from pxrs.apps.demo.consumers import Processes, Threads
     from pxrs.apps.demo.spark_consumers import Applications
 
-    found: Crew
+    found: Consumers
     if engine == "threads":
         found = Threads(directory, queue)
     else:

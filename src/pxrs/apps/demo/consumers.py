@@ -23,7 +23,7 @@ MEMBERS = ("A", "B", "C")
 _STOP_SECONDS = 15
 
 
-class Crew(ABC):
+class Consumers(ABC):
     """Consumers A, B and C, and the files in which they write down what they handle."""
 
     patience_seconds: ClassVar[float] = 40
@@ -77,7 +77,7 @@ def _read(path: str) -> list[Handled]:
         return [Handled(**json.loads(line), line=place) for place, line in enumerate(file) if line.endswith("\n")]
 
 
-class Processes(Crew):
+class Processes(Consumers):
     """Each consumer is a Python process of its own."""
 
     def __init__(self, directory: str, log: str, registry: str) -> None:
@@ -131,7 +131,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-class Threads(Crew):
+class Threads(Consumers):
     """Runs all consumers in this process, each with threads of its own."""
 
     def __init__(self, directory: str, queue: Queue) -> None:

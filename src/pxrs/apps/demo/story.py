@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pxrs.apps.demo.consumers import MEMBERS, Crew
+from pxrs.apps.demo.consumers import MEMBERS, Consumers
 from pxrs.apps.demo.hold_lead import curtain
 from pxrs.apps.demo.member import GROUP
 from pxrs.apps.demo.proof import Proof, Sent, prove
@@ -30,9 +30,9 @@ _clock = SystemClock()
 class Story:
     """Three consumers, 100 messages, a murder, 50 more messages, and a proof."""
 
-    def __init__(self, queue: Queue, crew: Crew, engine: str) -> None:
+    def __init__(self, queue: Queue, consumers: Consumers, engine: str) -> None:
         self._queue = queue
-        self._crew = crew
+        self._consumers = consumers
         self._engine = engine
         self._group = queue.group(GROUP)
         self._sent: list[Sent] = []
@@ -54,8 +54,8 @@ class Story:
         _scene(1, f"a queue with {self._queue.partitions} partitions; consumers A, B and C ({self._engine}) join")
         with curtain(self._queue, GROUP):
             for member in MEMBERS:
-                self._crew.start(member)
-            self._until("A, B and C have joined", lambda: self._crew.joined(self._group.members()))
+                self._consumers.start(member)
+            self._until("A, B and C have joined", lambda: self._consumers.joined(self._group.members()))
         self._until("every partition has an owner", lambda: self._is_shared_by(MEMBERS))
         print("The first plan was made with all three present; each partition has one owner:")
         _print(_member_table(self._group.members()))
@@ -72,23 +72,23 @@ class Story:
         everything = {message.number for message in self._sent}
         self._until(
             f"all {len(everything)} messages are handled",
-            lambda: everything <= {call.number for call in self._crew.handled()},
+            lambda: everything <= {call.number for call in self._consumers.handled()},
         )
         print(f"All {len(everything)} messages are handled.")
 
     def _show_progress(self) -> None:
-        counts = Counter(call.member for call in self._crew.handled())
+        counts = Counter(call.member for call in self._consumers.handled())
         _print(Table(["CONSUMER", "HANDLED"], [[member, counts[member]] for member in MEMBERS]))
-        print(f"\nCheckpoints as they are stored at this moment ({self._crew.checkpoints}):")
+        print(f"\nCheckpoints as they are stored at this moment ({self._consumers.checkpoints}):")
         _print(_partition_table(self._group.describe()))
 
     def _kill(self) -> GroupView:
         before = self._group.describe()
         _scene(3, f"{VICTIM} is killed")
-        print(self._crew.kill(VICTIM))
+        print(self._consumers.kill(VICTIM))
         owned = [line.partition for line in before if line.owner == VICTIM]
         stored = {line.partition: line.checkpoint for line in self._group.describe()}
-        done = [call for call in self._crew.handled() if call.member == VICTIM]
+        done = [call for call in self._consumers.handled() if call.member == VICTIM]
         self._tail = {
             p: range(stored[p], max((c.offset + 1 for c in done if c.partition == p), default=0)) for p in owned
         }
@@ -118,8 +118,8 @@ class Story:
         print(f"\n{kept} partitions kept owner and epoch all the time: nobody touched them.")
 
     def _prove(self) -> Proof:
-        _scene(6, f"the proof, from {self._crew.evidence}")
-        proof, table = prove(self._sent, self._crew.handled(), self._tail), self._crew.evidence_table()
+        _scene(6, f"the proof, from {self._consumers.evidence}")
+        proof, table = prove(self._sent, self._consumers.handled(), self._tail), self._consumers.evidence_table()
         if table is not None:
             _print(table)
         print(f"handled:  {proof.handled} of {proof.sent} messages")
@@ -128,7 +128,7 @@ class Story:
         print(f"repeated: {proof.repeated}, at most {sum(map(len, self._tail.values()))} were allowed")
         for fault in proof.faults:
             print(f"fault:    {fault}")
-        print(f"PROVED: {self._crew.verdict}." if proof.holds else "FAILED")
+        print(f"PROVED: {self._consumers.verdict}." if proof.holds else "FAILED")
         return proof
 
     # ---- waiting --------------------------------------------------------------------------------------------------
@@ -140,15 +140,15 @@ class Story:
         return fair and owners <= set(members) and {m.member for m in view.members} == set(members)
 
     def _until(self, what: str, is_so: Callable[[], bool]) -> None:
-        patience = self._crew.patience_seconds
+        patience = self._consumers.patience_seconds
         deadline = _clock.monotonic() + patience
         while not is_so():
-            trouble = f"{' and '.join(self._crew.ended())} ended by itself" if self._crew.ended() else ""
+            trouble = f"{' and '.join(self._consumers.ended())} ended by itself" if self._consumers.ended() else ""
             if not trouble and _clock.monotonic() > deadline:
                 trouble = f"waited {patience:g} s in vain until {what}"
             if trouble:
-                raise Unavailable(f"{trouble}\n{self._crew.complaint()}".strip())
-            time.sleep(self._crew.look_seconds)
+                raise Unavailable(f"{trouble}\n{self._consumers.complaint()}".strip())
+            time.sleep(self._consumers.look_seconds)
 
 
 def _member_table(members: list[MemberLine]) -> Table:
