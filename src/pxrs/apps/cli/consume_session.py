@@ -32,7 +32,7 @@ class CommandFailed(Exception):
 
 
 class NotToBlame(Exception):
-    """The work cannot be done with any message, so this one is not to blame. It ends the consumer; the message is not done."""
+    """No message can be worked on, so this one is not to blame. The consumer ends; the message is not done."""
 
 
 class CannotRun(CommandFailed, NotToBlame):
