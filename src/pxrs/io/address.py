@@ -1,4 +1,4 @@
-"""The URL of a server: who asks, which hosts, which place on it, and options. Its password is never shown.
+"""The URL of a server, taken apart: user, hosts, place and options. Its password is never shown.
 
     redis://user:password@h1:6379,h2:6379/place?prefix=orders&tls=true&ca=ca.pem
 
@@ -80,7 +80,7 @@ class Address:
         return int(text)
 
     def timeout(self, settings: Settings) -> float:
-        """How many seconds an answer may take: a fraction of the lease, so that a beat can be tried again."""
+        """The time that an answer may take: a fraction of the lease, so that a heartbeat can be tried again."""
         usual = min(5_000, max(200, settings.lease_ms // 4))
         return self.number("timeout_ms", usual) / 1000
 
@@ -91,7 +91,7 @@ class Address:
         return self.flag("tls", default=implied)
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """For clients that take a context; None without TLS."""
+        """The TLS context for clients that take one; None without TLS."""
         if not self.tls:
             return None
         try:

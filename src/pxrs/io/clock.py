@@ -25,7 +25,7 @@ _BOOTTIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class SystemClock:
-    """The machine's own clocks. They are asked for every message, so nothing stands between."""
+    """The machine's own clocks. They are asked for every message, so these methods do nothing else."""
 
     monotonic = staticmethod(time.monotonic if _BOOTTIME is None else partial(time.clock_gettime, _BOOTTIME))
     wall = staticmethod(time.time)

@@ -67,7 +67,7 @@ def _give(fd: int, owner: os.stat_result) -> None:
 
 
 def free_name(path: str) -> str:
-    """This name, or one like it that nobody has."""
+    """This name, or a similar one that no file has yet."""
     number, found = 0, path
     while os.path.exists(found):
         number += 1

@@ -1,4 +1,4 @@
-"""What drivers of plain files ask a file system: what kind it is, what it refuses, and to swap two files."""
+"""Asks a file system for drivers of plain files: its kind, what it refuses; and swaps two files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NETWORK_FILE_SYSTEMS = {
     0x7461636F: "OCFS2",
     0x786F4256: "VirtualBox shared folder",
 }
-"""Where locks and renames may mean something else to the next machine, by the number that ``statfs`` tells."""
+"""Network file systems, by the number in ``statfs``: locks and renames may mean something else to the next machine."""
 
 _SYNC_AS_A_WHOLE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})
 """ext, xfs, btrfs, f2fs and tmpfs: others may do nothing, or hide what failed below."""
@@ -48,12 +48,12 @@ def kind_of_file_system(path: str) -> int:
 
 
 def network_file_system(path: str) -> str | None:
-    """The name of the network file system on which this stands; None: on a disk of this machine, as far as is known."""
+    """The name of the network file system that holds this path; None: a disk of this machine, as far as is known."""
     return NETWORK_FILE_SYSTEMS.get(kind_of_file_system(path))
 
 
 def is_read_only(path: str) -> bool:
-    """Whether the file system of this file, or of the directory in which it would stand, is mounted read-only."""
+    """Whether the file system that holds this file, or would hold it, is mounted read-only."""
     try:
         return bool(os.statvfs(path if os.path.exists(path) else os.path.dirname(path)).f_flag & os.ST_RDONLY)
     except OSError:
@@ -61,12 +61,12 @@ def is_read_only(path: str) -> bool:
 
 
 def read_only_error(path: str) -> OSError:
-    """What the system would say to a write there."""
+    """The error that the system gives for a write there."""
     return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
 
 def denied_error(path: str) -> OSError | None:
-    """What the system would say to this user who wants to write this file, or to make it; None: nothing."""
+    """The error that the system gives when this user writes or makes this file; None: no error."""
     for place, rights in ((path, os.R_OK | os.W_OK), (os.path.dirname(path), os.W_OK | os.X_OK)):
         if os.path.exists(place) and not os.access(place, rights):
             return PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
@@ -85,7 +85,8 @@ def check_home(directory: str, url: str) -> None:
 
 
 def overwrite(path: str, content: bytes) -> None:
-    """Give a file this content, in the blocks that it has: much cheaper than a new file, and no reader may look."""
+    """Give a file this content, in the blocks that it has: much cheaper than a new file. No reader may look meanwhile.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         write_all(fd, content)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Guard(NamedTuple):
-    """What must stand still while the process forks."""
+    """Three functions that stop something before a fork, and let it go on in parent and child."""
 
     before: Callable[[], Any]
     in_parent: Callable[[], Any]
@@ -80,7 +80,7 @@ def _end() -> None:
 
 
 def _call(function: Callable[..., Any], *args: Any) -> None:
-    """One that fails must not keep the others from their work."""
+    """Call one hook; its failure must not keep the others from their work."""
     try:
         function(*args)
     except Exception:

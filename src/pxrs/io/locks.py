@@ -67,7 +67,7 @@ def wait_for_lock(fd: int, deadline: float) -> bool:
 
 @contextmanager
 def locked_file(path: str, patience: float, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int | None]:
-    """Hold the lock of this file, open; None if another still holds it after so many seconds."""
+    """Hold the lock of this file, open; None if another process still holds it after this many seconds."""
     fd = open_held(path, flags)
     try:
         yield fd if wait_for_lock(fd, _CLOCK.monotonic() + patience) else None

@@ -1,4 +1,4 @@
-"""What the system says of processes: which start of the machine this is, and the state of each process."""
+"""Identifies processes: the boot id of the machine, and the status of each process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 @cache
 def boot_id() -> str:
-    """Which start of this machine it is; "" where the system does not say."""
+    """The id of this start of the machine; "" where the system does not say."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -17,7 +17,7 @@ def boot_id() -> str:
 
 
 class ProcessStatus(NamedTuple):
-    """One line of ``/proc/PID/stat``. ``started`` counts clock ticks after boot: an id comes again, both do not."""
+    """One line of ``/proc/PID/stat``. ``started`` counts clock ticks after boot: a pid comes again, both do not."""
 
     state: str
     parent: int
@@ -26,7 +26,7 @@ class ProcessStatus(NamedTuple):
 
 
 def status_of(pid: int) -> ProcessStatus:
-    """How a process is now; OSError if it is gone, hidden, or the system does not say."""
+    """The status of a process; OSError if it is gone, hidden, or the system does not say."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         # The second field is the program's name in brackets, and may hold anything.
         fields = file.read().rpartition(b")")[2].split()

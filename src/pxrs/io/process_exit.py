@@ -1,4 +1,4 @@
-"""The end of the process: what is still open ends in one order, while its threads still run.
+"""Ends the process in order: what is still open ends in fixed stages, while its threads still run.
 
 Python stops daemon threads wherever they happen to be, and then frees what they use. So everything that has a thread
 or a connection ends here first, in one hook:
@@ -28,14 +28,14 @@ from pxrs.io.clock import SystemClock
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 2.0
-"""How long the threads of a stage are waited for, all together. A handler may take longer: it is left behind."""
+"""The time that the threads of a stage may take, all together. A handler that takes longer is left behind."""
 
 Act = Callable[[], Iterable[threading.Thread]]
 """Tells something to end, and returns the threads that end by this."""
 
 
 class Stage(IntEnum):
-    """What ends when."""
+    """The stages of the end, in their order."""
 
     TAKE = 1
     SEND = 2
@@ -47,7 +47,7 @@ _acts: list[tuple[Stage, Act]] = []
 
 
 def at_exit(stage: Stage) -> Callable[[Act], Act]:
-    """Let a function of a module be called in this stage. It must bear to be called in a forked child."""
+    """Register a function of a module for this stage. It must also work in a forked child."""
 
     def register(act: Act) -> Act:
         _acts.append((stage, act))
@@ -74,7 +74,7 @@ def _tell(stage: Stage) -> list[threading.Thread]:
 
 
 def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
-    """Wait until all have ended, for so many seconds in all."""
+    """Wait until all threads have ended, at most this many seconds in all."""
     clock = SystemClock()
     ends = clock.monotonic() + seconds
     for thread in threads:
@@ -84,7 +84,7 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
 
 @contextmanager
 def signals_caught(on_signal: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let a function hear the signals that ask the process to end, as long as this lasts. For the main thread."""
+    """Give the signals that ask the process to end to a function, as long as this lasts. For the main thread."""
     caught = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go, the process stays
         caught.append(signal.SIGHUP)

@@ -37,7 +37,7 @@ def join(thread: threading.Thread) -> None:
 
 
 class Latch:
-    """A signal that is given once, and heard by all who wait for it, before and after."""
+    """A signal that is given once, and reaches all who wait for it, before and after."""
 
     __slots__ = ("_is_set", "_lock")
 
@@ -78,5 +78,5 @@ class Nudge:
         self._lock.acquire(blocking=False)
 
     def wait(self, timeout: float | None) -> bool:
-        """Take the signal; False if there is none in so many seconds."""
+        """Take the signal; False if there is none within this many seconds."""
         return self._lock.acquire(timeout=-1 if timeout is None else max(0, timeout))

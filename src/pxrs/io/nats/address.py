@@ -1,4 +1,4 @@
-"""Where the servers of a NATS cluster are, who asks, and whether the connection is encrypted."""
+"""The address of a NATS cluster: its servers, the user, and whether the connection is encrypted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECURITY = ("user_file", "password_file", "tls", "ca", "cert", "key", "tls_verif
 
 
 class NatsAddress(NamedTuple):
-    """Where the servers of one cluster are, and who asks. Connections are shared by equal ones."""
+    """The servers of one cluster, and the user. Equal addresses share a connection."""
 
     servers: tuple[str, ...]
     user: str | None = None
@@ -45,7 +45,7 @@ class NatsAddress(NamedTuple):
 
 
 def security_of(options: dict[str, str]) -> tuple[tuple[str, str], ...]:
-    """What the options of a URL say about the connection."""
+    """Read the options of a URL that are about encryption."""
     return tuple(sorted((name, value) for name, value in options.items() if name in SECURITY))
 
 

@@ -31,9 +31,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 MOST_IDLE = 8
-"""How many connections a process keeps open for its next calls."""
+"""The number of connections that a process keeps open for its next calls."""
 ENGINE_SECONDS = 60.0
-"""How long a statement of the caller's own transactions may take."""
+"""The time that a statement of the caller's own transactions may take."""
 _SHOWN_CHARACTERS = 300
 _LEAST_SECONDS = 0.001
 _FIRST_SECONDS = 2.0
@@ -46,7 +46,7 @@ _DRIVERS = {
 
 
 class Sort(Enum):
-    """What a driver's error means for what was sent."""
+    """The meaning of a driver's error for the statement that was sent."""
 
     LOST = "no answer: it may have been done"
     AGAIN = "rolled back, for a reason that passes: a deadlock, a serialisation failure, a lock that others hold"
@@ -73,9 +73,9 @@ class Driver(ABC):
     dialect: Dialect
     """SQLAlchemy's, which writes the statements."""
     errors: tuple[type[Exception], ...]
-    """What the driver raises."""
+    """The errors that the driver raises."""
     least_key: ClassVar[bytes] = b""
-    """What every stored key is at least."""
+    """The least key that can be stored."""
 
     @abstractmethod
     def connect(self, address: Address, seconds: float, autocommit: bool = True) -> Any:
@@ -83,18 +83,18 @@ class Driver(ABC):
 
     @abstractmethod
     def limit(self, connection: Any, seconds: float) -> None:
-        """How long each answer may take from now on."""
+        """Set the time that each answer may take from now on."""
 
     @abstractmethod
     def is_alive(self, connection: Any) -> bool:
-        """Whether an idle connection still stands, as far as can be known without asking the server."""
+        """Whether an idle connection is still open, as far as can be known without asking the server."""
 
     @abstractmethod
     def sort_of(self, error: Exception) -> Sort:
-        """What an error means that a statement raised."""
+        """The meaning of an error that a statement raised."""
 
     def cursor(self, connection: Any) -> Any:
-        """What statements are run by. A connection is used by one thread at a time, so one is enough for it."""
+        """The cursor that runs statements. A connection is used by one thread at a time, so one is enough for it."""
         return connection.cursor()
 
     def begin(self, cursor: Any) -> None:
@@ -127,7 +127,7 @@ _monotonic = SystemClock.monotonic
 
 
 class Deadline:
-    """How much of a call's time is left."""
+    """The time that is left for a call."""
 
     __slots__ = ("_ends",)
 

@@ -1,1 +1,1 @@
-"""How a process hears that a file has changed: inotify, or looking again and again."""
+"""Notices that a file has changed: by inotify, or by looking again and again."""

@@ -1,4 +1,4 @@
-"""Bells that processes of one machine ring for each other: files in a directory of their own, read to ring.
+"""File bells wake processes of one machine: each bell is a file in a directory of its own, and reading it is the ring.
 
 To write would change the times of the file, and the next sync of any other file would have to make that durable too:
 a quarter of a commit to SQLite. To read changes nothing, and the kernel tells of it as well.
@@ -23,14 +23,14 @@ from pxrs.errors import NotFound, Unavailable
 from pxrs.io.watch.inotify import watch_files
 
 EVERYTHING = "ring"
-"""The one bell of versions up to 0.5.1, which ring it after every change; they hear every bell of the directory."""
+"""The one bell of versions up to 0.5.1, which read it after every change and listen to every bell of the directory."""
 
 _BELLS = 0xFFFF
-"""So many files at most, however many groups come and go: two prefixes with one bell are woken for each other."""
+"""The most bell files, however many groups come and go: two prefixes with one bell wake each other's listeners."""
 
 
 class Bell:
-    """What the threads hear that wait for one prefix."""
+    """The bell of one prefix, for the threads that wait for it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Bell:
         self._deafen: Callable[[], object] = lambda: None
 
     def listen(self) -> None:
-        """From now on rings of other processes are heard too, also if the file was deleted since the last call."""
+        """Listen to other processes from now on, also if the file was deleted since the last call."""
         with self._rung:
             if self._closed or (self._file is not None and self._file == _identity(self.path)):
                 return
@@ -60,7 +60,7 @@ class Bell:
 
     @property
     def heard(self) -> int:
-        """How many rings came so far. Ask before looking at what the bell is for: ``wait`` needs it."""
+        """The number of rings so far. Read it before looking at the rows: ``wait`` needs it."""
         return self._heard
 
     def hear(self) -> None:
@@ -69,13 +69,13 @@ class Bell:
             self._rung.notify_all()
 
     def wait(self, heard: int, timeout: float) -> bool:
-        """True as soon as there were more rings than ``heard``; False when closed or after the time-out."""
+        """Wait until there are more rings than ``heard``; False when closed or after the time-out."""
         with self._rung:
             self._rung.wait_for(lambda: self._closed or self._heard != heard, max(0.0, timeout))
             return not self._closed and self._heard != heard
 
     def pause(self, seconds: float) -> None:
-        """Let that much time pass, unless the bell is closed."""
+        """Let this much time pass, unless the bell is closed."""
         with self._rung:
             self._rung.wait_for(lambda: self._closed, max(0.0, seconds))
 
@@ -92,7 +92,7 @@ class Bell:
 
 
 class Bells:
-    """All bells of one store. Those who wait in the ringing process are woken directly, without the files."""
+    """All bells of one store. Threads of the ringing process are woken directly, without the files."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -101,7 +101,7 @@ class Bells:
         self._closed = False
 
     def listening(self, prefix: str) -> Bell:
-        """The bell for keys that begin with this. It hears the rings of other processes from now on."""
+        """The bell for keys that begin with this prefix. From now on it listens to other processes."""
         path = paths_of(self._directory, prefix)[-1]
         with self._lock:
             bell = self._bells.get(path) or self._bells.setdefault(path, Bell(path))
@@ -164,7 +164,7 @@ def _name(prefix: str) -> str:
 
 
 def _make(path: str) -> None:
-    """With one byte in it: nobody is told of a read that finds nothing."""
+    """Make a bell file with one byte: inotify does not report a read that finds nothing."""
     with suppress(FileExistsError):
         os.mkdir(os.path.dirname(path))
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -185,7 +185,7 @@ def _strike(path: str) -> None:
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
-    """Which file this is, without holding it open: one that comes in its place may have the same number."""
+    """The identity of a file that is not held open: a file that replaces it may have the same inode number."""
     try:
         found = os.stat(path)
     except OSError:
