@@ -85,8 +85,7 @@ def check_home(directory: str, url: str) -> None:
 
 
 def overwrite(path: str, content: bytes) -> None:
-    """Give a file this content, in the blocks that it has: much cheaper than a new file. No reader may look meanwhile.
-    """
+    """Give a file this content, in the blocks that it has: much cheaper than a new file. Nobody may read meanwhile."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         write_all(fd, content)
