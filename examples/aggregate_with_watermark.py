@@ -5,7 +5,7 @@ python examples/aggregate_with_watermark.py
 The stream reads **alone**, without ``pxrs.group.id``. The open windows are state, and Spark keeps state in the query's
 own checkpoint, spread by its own hash. In a group partitions move from member to member, and that state would not move
 with them: the new owner would count a window from its middle, and the old one keep half of it. So one query reads all
-partitions, its progress and its windows stand in one checkpoint, and a restart finds both as they belong together.
+partitions, its progress and its windows are in one checkpoint, and a restart finds both as they belong together.
 
 To share such work among applications, count within each batch instead and add up behind it: examples/etl_to_sql.py.
 """
@@ -28,7 +28,7 @@ CLICK = "page string, at timestamp"
 
 
 def send(queue: pxrs.Queue, minutes: range, each: int) -> None:
-    """So many clicks on each page in each of these minutes."""
+    """Send this many clicks on each page in each of these minutes."""
     with queue.producer() as producer:
         for minute in minutes:
             for click in range(each):
@@ -38,7 +38,7 @@ def send(queue: pxrs.Queue, minutes: range, each: int) -> None:
 
 
 def per_minute(spark: SparkSession, url: str) -> DataFrame:
-    """A minute is closed, and its count told, when a click two minutes behind its end was seen."""
+    """A minute is closed, and its count printed, when a click two minutes behind its end was seen."""
     clicks = spark.readStream.format("pxrs").option("startingOffsets", "earliest").load(url)
     parsed = clicks.select(F.from_json(F.col("value").cast("string"), CLICK).alias("click")).select("click.*")
     windows = parsed.withWatermark("at", "2 minutes").groupBy(F.window("at", "1 minute"), "page").count()

@@ -1,4 +1,4 @@
-"""Two consumers share a queue; one dies without a word; the other takes over where the checkpoints stand.
+"""Two consumers share a queue; one is killed; the other takes over at the checkpoints.
 
 python examples/crash_recovery.py
 

@@ -1,4 +1,4 @@
-"""From a queue of JSON orders to Parquet files in which each order stands exactly once: a pipeline on Spark.
+"""From a queue of JSON orders to Parquet files in which each order is there exactly once: a pipeline on Spark.
 
 python examples/etl_to_parquet.py
 

@@ -39,9 +39,7 @@ def main(directory: str) -> None:
             consumer.check()
 
         lines = queue.group("billing").describe()
-        print(
-            f"checkpoints stand at {sum(line.checkpoint for line in lines)} of {ORDERS} orders, lag {lines.total_lag}"
-        )
+        print(f"checkpoints are at {sum(line.checkpoint for line in lines)} of {ORDERS} orders, lag {lines.total_lag}")
         print(f"customer-0 ordered {totals['customer-0']}")
 
 

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 EXPECTED = {
     "produce_and_consume.py": r"""
-checkpoints stand at 100 of 100 orders, lag 0
+checkpoints are at 100 of 100 orders, lag 0
 customer-0 ordered 735
 """,
     "crash_recovery.py": r"""
@@ -86,7 +86,7 @@ def test_an_example_on_spark_runs_and_prints_what_it_promises(name: str) -> None
 def test_the_first_example_leaves_a_queue_that_is_not_sent_twice(tmp_path: Path) -> None:
     """Run again in the same directory, it finds the first hundred orders processed and handles only the new ones."""
     run("produce_and_consume.py", str(tmp_path))
-    assert "checkpoints stand at 200 of 100 orders, lag 0" in run("produce_and_consume.py", str(tmp_path))
+    assert "checkpoints are at 200 of 100 orders, lag 0" in run("produce_and_consume.py", str(tmp_path))
 
 
 def test_every_example_is_run() -> None:
