@@ -91,11 +91,11 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    head = """The names are stable. A consumer or pipeline serves what it does itself as Prometheus text, when
+    head = """The names are stable. A consumer or pipeline serves its own metrics as Prometheus text, when
 `metrics_port` is set, on `metrics_host`. `pxrs metrics URL` prints, and with `--listen` serves, the metrics that begin
-with `pxrs_group_`: of all groups, from the registry and the log, also of partitions that nobody owns. Only dead letters
-stand on both pages: the consumer that leads a group tells of them, too. Series of a partition bear no member, so they
-go on when it changes hands; `pxrs_owner_epoch` says whose it is."""
+with `pxrs_group_`: of all groups, from the registry and the log, also of partitions without an owner. Dead letters are
+on both pages, because the leader of a group reports them, too. Series of a partition have no label `member`, so they
+go on when the partition moves; `pxrs_owner_epoch` names the owner."""
     rows = [f"| `{m.name}` | {m.kind} | {m.help} | {', '.join(m.labels)} |\n" for m in metrics.ALL]
     return "".join([NOTE, f"# Metrics\n\n{head}\n\n| metric | kind | meaning | labels |\n|---|---|---|---|\n", *rows])
 
