@@ -129,7 +129,7 @@ them on: they are compiled and parsed in tests, and nothing more. Redis means Va
 With the first group a random id is written to both: to the log, and to the registry. From then on the log belongs to
 this registry, also if it is the one beside the log. A program that forgets to name it does not begin again from the
 first message, and does not delete what the real groups have still to read: it is refused, with
-an error that names the registry that it is.
+an error that names the right registry.
 
 ```python
 with pxrs.open(log="file:./orders", registry="sqlite:./registry.db") as queue:
