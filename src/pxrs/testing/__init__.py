@@ -1,4 +1,4 @@
-"""Shipped for whoever writes a test or a driver: ``drain``, conformance and fault suites, servers, a proxy.
+"""Tools for those who write tests or drivers: ``drain``, conformance and fault suites, servers, a proxy.
 
     from pxrs.testing import drain
 

@@ -1,4 +1,4 @@
-"""What a store is, as tests. A driver is one if a subclass of ``StoreSuite`` is green:
+"""The conformance suite of stores. A driver is a store if a subclass of ``StoreSuite`` is green:
 
     class TestMyStore(StoreSuite):
         def make_store(self, tmp_path):
@@ -29,7 +29,7 @@ __all__ = ["StoreSuite", "promises", "run_suite"]
 
 
 class StoreSuite(RowPromises, BatchPromises, WaitPromises, SharingPromises, OwnershipPromises):
-    """All promises of a store. A subclass says how its store is made; the hooks stand in ``Promises``."""
+    """Tests all promises of a store. A subclass says how its store is made; the hooks are in ``Promises``."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
@@ -40,7 +40,7 @@ class StoreSuite(RowPromises, BatchPromises, WaitPromises, SharingPromises, Owne
 
     @pytest.fixture
     def second(self, store: Store, tmp_path: Path) -> Iterator[Store]:
-        """Another opener of the same place, as another process would be."""
+        """Open the same store again, as another process would."""
         second = self.make_second(store, tmp_path)
         yield second
         second.close()

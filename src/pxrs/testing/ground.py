@@ -1,4 +1,4 @@
-"""Where a store stands in a test, and what can happen to it there. The scenarios of faults run on every ground.
+"""The ground of a test: where a store is, and which faults can be made there. The fault scenarios run on every ground.
 
 A ground of a server starts its own server process, and lets its clients go through a proxy. A ground of files has
 neither: what cannot happen to it says so by ``lacks``.
@@ -21,12 +21,12 @@ Happening = Literal["restart", "pause", "lose", "cut_watch", "wipe", "restore"]
 
 
 class Ground(ABC):
-    """One place for one registry. ``with`` sets it up and takes it down."""
+    """The place of one registry. ``with`` sets it up and takes it down."""
 
     name: ClassVar[str]
-    """As the table of stores and scenarios shows it."""
+    """The name in the table of stores and scenarios."""
     lacks: ClassVar[dict[Happening, str]] = {}
-    """What cannot happen here, and why, in a few words."""
+    """The faults that cannot be made here, and why, in a few words."""
 
     @property
     @abstractmethod
@@ -38,7 +38,7 @@ class Ground(ABC):
         raise NotImplementedError
 
     def pause(self) -> None:
-        """The server stands still; connections stay open."""
+        """Stop the server in its tracks; connections stay open."""
         raise NotImplementedError
 
     def resume(self) -> None:
@@ -66,7 +66,7 @@ class Ground(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Put that copy back in place of what is stored, under open handles."""
+        """Replace what is stored by that copy, under open handles."""
 
     def set_up(self) -> None:
         """Start what must be started."""

@@ -1,4 +1,4 @@
-"""What a log is, as tests. A driver is one if a subclass of ``LogSuite`` is green:
+"""The conformance suite of logs. A driver is a log if a subclass of ``LogSuite`` is green:
 
     class TestMyLog(LogSuite):
         def make_log(self, place, name="q", create=True, settings=None, **wish):
@@ -29,11 +29,11 @@ __all__ = ["LogSuite", "promises", "run_log_suite"]
 
 
 class LogSuite(MessagePromises, RetryPromises, SharingPromises, RetentionPromises, NamePromises):
-    """All promises of a log. A subclass says how its log is made; the hooks stand in ``LogPromises``."""
+    """Tests all promises of a log. A subclass says how its log is made; the hooks are in ``LogPromises``."""
 
     @pytest.fixture
     def open_log(self, tmp_path: Path) -> Iterator[OpenLog]:
-        """How the logs of this test are opened."""
+        """A function that opens the logs of this test."""
         with opener(self, tmp_path) as open_log:
             yield open_log
 

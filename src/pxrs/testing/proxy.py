@@ -34,11 +34,11 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.port = free_ports(1)[0]
         self.connections = 0
-        """How many connections were made through it so far."""
+        """The number of connections made through it so far."""
         self.forwarded = {"requests": 0, "replies": 0}
-        """How many bytes went through, by direction."""
+        """The bytes that went through, by direction."""
         self.lost = {"requests": 0, "replies": 0}
-        """How many bytes were lost on purpose: a test shows with it that the fault really happened."""
+        """The bytes lost on purpose: they show that the fault really happened."""
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True, name="pxrs-proxy").start()
 
@@ -79,7 +79,7 @@ class Proxy:
 
     @property
     def open(self) -> int:
-        """How many connections there are now."""
+        """The number of open connections."""
         with self._lock:
             return len(self._pairs)
 

@@ -1,4 +1,4 @@
-"""What the conformance suites of stores and of logs have in common: their promises, and a run without pytest."""
+"""The base of the conformance suites of stores and of logs: their promises, and a run without pytest."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Violation(NamedTuple):
 
 @dataclass(slots=True)
 class _Span:
-    """What lies between two seeks of a partition: each message that is committed in it is to be visible once.
+    """The part of a partition between two seeks: each message committed in it must be visible once.
 
     Whoever seeks back wants to see messages again, and whoever seeks forward wants to see none of those between.
     """
@@ -95,13 +95,13 @@ class _Span:
     """The epoch of the seek that began it."""
     start: int
     stop: int
-    """Up to where it is committed."""
+    """The end of what is committed."""
     shown: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Trace:
-    """What is known of one partition so far."""
+    """The history of one partition so far."""
 
     row: Partition
     sent: int = 0
@@ -117,7 +117,7 @@ class _Trace:
 
 
 def check(history: Iterable[Event]) -> list[Violation]:
-    """All broken promises, in the order in which they showed."""
+    """All broken promises, in the order in which they were found."""
     return _Checker().run(history)
 
 
@@ -269,7 +269,7 @@ class _Checker:
     # ---- output ---------------------------------------------------------------------------------------------------
 
     def _withdrawn(self, event: Withdrawn) -> None:
-        """What a refused batch has processed does not count: to process its messages again is no repeat."""
+        """Take out what a refused batch has processed: to process its messages again is no repeat."""
         traces = [self._trace(part.partition) for part in event.ranges]
         owned = all(trace.row.epoch == part.epoch for trace, part in zip(traces, event.ranges, strict=True))
         if owned and not event.failed:

@@ -28,7 +28,7 @@ from pxrs.testing.faults.checker import Event, Processed, Sent, check
 PARTITIONS = 8
 GROUP = "billing"
 PATIENCE = 60.0
-"""How many seconds something that must happen may take. Never a statement about speed."""
+"""The time that something may take which must happen. Never a statement about speed."""
 HASTY = Settings(
     lease_ms=2_000, poll_ms=500, drain_ms=1_500, revoke_timeout_ms=2_000, commit_interval_ms=50, backoff_ms=1,
     progress_limit_ms=60_000,
@@ -115,7 +115,7 @@ class Shop:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def send(self, count: int = 40) -> None:
-        """Send so many, durably."""
+        """Send this many messages, durably."""
         with self.queue.producer() as producer:
             receipts = [producer.send(f"key-{self._sent + n}", b"x") for n in range(count)]
             self._sent += count
@@ -125,13 +125,13 @@ class Shop:
 
     @property
     def processed(self) -> int:
-        """How many times a handler was called so far."""
+        """The number of calls of a handler so far."""
         return sum(isinstance(event, Processed) for event in list(self.events))
 
     # ---- what is awaited and judged ---------------------------------------------------------------------------------
 
     def await_settled(self, *names: str) -> None:
-        """Until these members, and nobody else, share all partitions, and everything is processed and committed."""
+        """Wait until these members alone share all partitions, and everything is processed and committed."""
         eventually(lambda: self._is_settled(set(names)), f"{', '.join(names)} share everything and are done")
 
     def _is_settled(self, names: set[str]) -> bool:
@@ -141,7 +141,7 @@ class Shop:
         return fair and {m.member for m in view.members} == names and view.total_lag == 0
 
     def await_refused(self, *names: str) -> None:
-        """Until these members have ended, because the registry is not what it was."""
+        """Wait until these members have ended, because the registry went back."""
         for name in names:
             consumer = self.consumers.pop(name)
             eventually(lambda one=consumer: one.state == "fenced", f"{name} refuses to go on")  # type: ignore[misc]
@@ -150,7 +150,7 @@ class Shop:
                 raise AssertionError(f"{name} ended without saying that the registry went back")
 
     def judge(self) -> None:
-        """Nothing lost, one owner for each epoch, order kept: by the checker, and by what was sent."""
+        """Check that nothing is lost, epochs have one owner each, and order is kept: by checker and messages sent."""
         with self._lock:
             history = list(self.events)
         sent = {(event.partition, event.offset) for event in history if isinstance(event, Sent)}
@@ -163,7 +163,7 @@ class Shop:
         assert not broken, broken[:5]
 
     def _judge_repeats(self, history: list[Event]) -> None:
-        """What an owner had done when it handed a partition over cleanly, nobody does again."""
+        """Check that nobody repeats what an owner had done before a clean hand-over."""
         released = {
             (facts["partition"], facts["epoch"]): facts["position"] or 0
             for reports in self.reports.values()

@@ -1,4 +1,4 @@
-"""What must hold on every store when things go wrong, as tests on real servers.
+"""The fault suite: what must hold on every store when things go wrong, as tests on real servers.
 
     class TestMyStoreInTrouble(FaultSuite):
         def make_ground(self, directory):
@@ -32,7 +32,7 @@ from pxrs.testing.stores.sharing import in_forked_child
 
 HOUR_MS = 3_600_000
 ON_WATCH_ALONE = HASTY.with_(lease_ms=30_000, poll_ms=HOUR_MS, revoke_timeout_ms=30_000)
-"""Who waits for a poll or for a lease waits for longer than any test."""
+"""Longer than any test: a member that waits for a poll or a lease must not help."""
 ON_POLLS_ALONE = HASTY.with_(lease_ms=30_000, poll_ms=300, revoke_timeout_ms=30_000)
 
 
@@ -42,7 +42,7 @@ def open_store(url: str, settings: Settings = HASTY) -> Store:
 
 
 class FaultSuite:
-    """All faults. A subclass says where its store stands."""
+    """Tests all faults. A subclass says where its store is."""
 
     in_processes: ClassVar[bool] = True
     """Whether other processes can reach the store."""

@@ -1,4 +1,4 @@
-"""What the promises of a log share: the hooks that a driver's test class fills in, and small helpers."""
+"""The hooks that a log driver's test class fills in, and small helpers of the promises."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ OpenLog = Callable[..., Log]
 """``open_log(name="q", create=True, settings=None, **wish)``: the same name is the same log, however often opened."""
 
 SMALL = Settings(segment_bytes=1, durability="flush", delete_delay_ms=0)
-"""With these settings a log stores its batches in several chunks, so that some can be trimmed, and are gone at once."""
+"""Settings with which a log stores its batches in several chunks, so that some can be trimmed at once."""
 
 
 class LogPromises:
     """The hooks. Only ``make_log`` is a must."""
 
     patience: ClassVar[float] = 20.0
-    """How many seconds something that must happen may take before the promise counts as broken."""
+    """The time that something may take which must happen, before the promise counts as broken."""
 
     large_value: ClassVar[int] = 2 * 1_048_576
-    """A value of so many bytes must be stored."""
+    """The size of a value that every log must store."""
 
     bad_names: ClassVar[tuple[str, ...]] = ("a" * 300, ".", "..", "a\0b", "a.", "-a", "C:\\x", "a b")
     """Names that no log may have. (A name with a slash is a path to a log in files, so it is not among them.)"""
@@ -38,7 +38,7 @@ class LogPromises:
     def make_log(
         self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
     ) -> Log:
-        """Open the log of this name; the same place and name are the same log, others are others.
+        """Open the log of this name; the same place and name are the same log.
 
         ``wish`` holds what ``pxrs.logs.base.Wish`` takes; ``settings`` are the log's, None means the usual ones of
         this test class. The name that the log's identity records ends with ``name``.
@@ -48,7 +48,7 @@ class LogPromises:
 
 @contextmanager
 def opener(suite: LogPromises, place: Path) -> Iterator[OpenLog]:
-    """A way to open logs in one place; all that it opened are closed at the end."""
+    """A function that opens logs in one place; all of them are closed at the end."""
     opened: list[Log] = []
 
     def open_log(name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any) -> Log:
@@ -91,7 +91,7 @@ def pairs(batch: pa.RecordBatch) -> list[tuple[int, bytes]]:
 
 
 def batches_of(log: Log, partition: int, offset: int = 0, max_rows: int = 10_000) -> Iterator[pa.RecordBatch]:
-    """What a reader gets that asks again and again, until there is no more."""
+    """The batches that a reader gets until there is no more."""
     while (batch := log.read(partition, offset, max_rows)) is not None:
         assert 0 < batch.num_rows <= max_rows, f"{batch.num_rows} messages for max_rows = {max_rows}"
         yield batch
@@ -99,12 +99,12 @@ def batches_of(log: Log, partition: int, offset: int = 0, max_rows: int = 10_000
 
 
 def read_all(log: Log, partition: int, offset: int = 0, max_rows: int = 10_000) -> list[tuple[int, bytes]]:
-    """All messages from an offset on as (offset, value)."""
+    """Read all messages from an offset on as (offset, value)."""
     return [pair for batch in batches_of(log, partition, offset, max_rows) for pair in pairs(batch)]
 
 
 def read_table(log: Log, partition: int, offset: int = 0) -> pa.Table:
-    """All messages from an offset on, with all their columns."""
+    """Read all messages from an offset on, with all their columns."""
     return pa.Table.from_batches(list(batches_of(log, partition, offset)), SCHEMA)
 
 

@@ -220,7 +220,7 @@ class MessagePromises(LogPromises):
 
 
 def _plain(log: Log, partition: int, offset: int, count: int) -> list[Row]:
-    """So many messages by ``read_rows``, which may give Arrow or plain values, and fewer than asked for."""
+    """Read this many messages by ``read_rows``, which may give Arrow or plain values, and fewer than asked for."""
     found: list[Row] = []
     while len(found) < count:
         part = log.read_rows(partition, offset + len(found), count - len(found))

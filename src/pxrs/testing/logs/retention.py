@@ -26,7 +26,7 @@ from pxrs.testing.stores.hooks import Background
 
 
 def starts_after(chunks: Sequence[Chunk], offset: int) -> set[int]:
-    """Where a log with these chunks may start after a trim: the last chunk, which may still grow, may stay."""
+    """The offsets at which a log with these chunks may start after a trim: the last chunk, which may grow, may stay."""
     gone = [chunk for chunk in chunks if chunk.end <= offset]
     starts = {gone[-1].end if gone else chunks[0].start}
     return starts | {chunks[-1].start} if len(gone) == len(chunks) else starts

@@ -55,7 +55,7 @@ class SharingPromises(LogPromises):
         self._append_together([first, open_log(create=False), first, open_log(create=False)])
 
     def _append_together(self, logs: list[Log]) -> None:
-        """Each producer appends its own numbered batches; each batch stands where its writer was told, in order."""
+        """Let each producer append its own numbered batches; each batch must be where its writer was told, in order."""
 
         def work(log: Log, producer: int) -> list[int]:
             sent = [entries([b"%d-%d" % (producer, n)] * 3) for n in range(ROUNDS)]

@@ -67,7 +67,7 @@ def _copy_with_owner(source: str, target: str) -> str:
 
 
 class Started:
-    """What is started by ``with``, and gone after it."""
+    """Something that ``with`` starts, and that is gone after it."""
 
     def start(self) -> Self:
         raise NotImplementedError
@@ -93,7 +93,7 @@ class ServerProcess(Started):
     """
 
     port: int
-    """Where clients reach it, on the loopback interface."""
+    """The port for clients, on the loopback interface."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -188,7 +188,7 @@ class ServerProcess(Started):
         """Give the data to the user that the server runs as, where that is another one."""
 
     def pause(self) -> None:
-        """Stop it in its tracks: connections stay, nothing is answered. Returns when all its threads stand still."""
+        """Stop the process: connections stay, nothing is answered. Returns when all its threads are stopped."""
         if self.pid is not None:
             os.kill(self.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -225,7 +225,7 @@ class ServerCluster(Started, Generic[Node]):
     nodes: list[Node]
 
     def start(self) -> Self:
-        """All at once: none of them is ready before it has found the others."""
+        """Start all nodes at once: none of them is ready before it has found the others."""
         for node in self.nodes:
             node.launch()
         for node in self.nodes:

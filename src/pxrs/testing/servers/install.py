@@ -22,7 +22,7 @@ _INSTALL_SECONDS = 300
 
 
 def find_mariadb(name: str = "mariadbd") -> Path | None:
-    """Where a program of MariaDB is: installed, or unpacked by us."""
+    """The path of a program of MariaDB: installed, or unpacked by us."""
     unpacked = [str(UNPACKED / "usr" / "sbin"), str(UNPACKED / "usr" / "bin")]
     places = [os.environ.get("PATH", ""), *_SYSTEM, *unpacked]
     found = shutil.which(name, path=os.pathsep.join(places))
@@ -30,7 +30,7 @@ def find_mariadb(name: str = "mariadbd") -> Path | None:
 
 
 def libraries() -> dict[str, str]:
-    """What the environment needs so that unpacked programs find their libraries."""
+    """The environment in which unpacked programs find their libraries."""
     found = [str(path) for path in (UNPACKED / "usr" / "lib").glob("*-linux-gnu*")]
     found += [str(path) for path in (UNPACKED / "lib").glob("*-linux-gnu*")]
     if not found:

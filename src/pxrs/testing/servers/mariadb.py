@@ -62,7 +62,7 @@ class MariadbServer(ServerProcess):
         lay_out(self.data, [version.stdout, *self._common], self._install_db)
 
     def _install_db(self, target: Path) -> None:
-        """What mariadb-install-db does, which needs more packages than the server."""
+        """Do what mariadb-install-db does, which needs more packages than the server."""
         (target / "mysql").mkdir(parents=True)
         command = [str(self.program), *self._common, f"--datadir={target}", "--bootstrap", *self._messages]
         command += ["--log-warnings=0", "--max-allowed-packet=8M"]
@@ -109,7 +109,7 @@ class MariadbServer(ServerProcess):
         return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=_environment())
 
     def is_ready(self) -> bool:
-        """It listens only when its first statements have run, and greets whoever comes."""
+        """Whether the server greets clients: it listens only when its first statements have run."""
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
             return len(connection.recv(16)) > 0
         return False

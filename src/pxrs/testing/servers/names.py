@@ -1,4 +1,4 @@
-"""From the name of a test's place to a name that every database takes for a table."""
+"""Turns the name of a test's place into a table name that every database accepts."""
 
 from __future__ import annotations
 

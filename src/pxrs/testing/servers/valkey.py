@@ -66,7 +66,7 @@ class ValkeyServer(ServerProcess):
         return ["--replicaof", f"127.0.0.1 {self._primary}", *secret]
 
     def is_ready(self) -> bool:
-        """It answers, has read its data, and follows its primary if it has one."""
+        """Whether it answers, has read its data, and follows its primary if it has one."""
         try:
             found = self.ask("INFO", "replication")
         except RedisError:

@@ -1,4 +1,4 @@
-"""What the suites of promises share: the hooks that a driver's test class fills in, and small helpers."""
+"""The hooks that a store driver's test class fills in, and small helpers of the promises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Promises:
     """The hooks. Only ``make_store`` is a must."""
 
     patience: ClassVar[float] = 20.0
-    """How many seconds something that must happen may take before the promise counts as broken."""
+    """The time that something may take which must happen, before the promise counts as broken."""
 
     odd_keys: ClassVar[tuple[str, ...]] = (
         "a b", "a'b", 'a"b', "a%b", "a*b", "a?b", "a[b]", "a\\b", "a$b", "a:b", "a..b", "-a",
@@ -33,7 +33,7 @@ class Promises:
         raise NotImplementedError
 
     def make_second(self, store: Store, tmp_path: Path) -> Store:  # noqa: ARG002 - for drivers that need it
-        """Another opener of the same place. As it stands: opened again in the same directory."""
+        """Open the same store again. By default: in the same directory."""
         return self.make_store(tmp_path)
 
     def lose_reply(self, store: Store, applied: bool) -> AbstractContextManager[object]:  # noqa: ARG002 - a hook
@@ -42,7 +42,7 @@ class Promises:
 
 
 def swap(store: Store, key: str, expect: int, value: bytes | None) -> Outcome:
-    """One swap alone."""
+    """Swap one row."""
     [outcome] = store.swap_each([Swap(key, expect, value)])
     return outcome
 

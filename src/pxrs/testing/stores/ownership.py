@@ -1,4 +1,4 @@
-"""What a registry promises over any store: one owner, fenced checkpoints, clean hand-over, one leader."""
+"""Promises of a registry over any store: one owner, fenced checkpoints, clean hand-over, one leader."""
 
 from __future__ import annotations
 

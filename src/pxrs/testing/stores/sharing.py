@@ -86,7 +86,7 @@ class SharingPromises(Promises):
             put(store, "a", b"parent again", version)
 
     def _race(self, run: Callable[[int], list[T]]) -> list[list[T]]:
-        """What each thread won; all of them start together."""
+        """Start threads together, and return what each of them won."""
         start = threading.Barrier(THREADS)
 
         def one(number: int) -> list[T]:
@@ -137,7 +137,7 @@ def _is_refused(store: Store) -> bool:
 
 
 def _count_up(store: Store, times: int) -> list[int]:
-    """Add one to the stored number, so many times; the versions that were won."""
+    """Add one to the stored number, this many times; return the versions that were won."""
     won: list[int] = []
     while len(won) < times:
         row = get(store, "count")
