@@ -168,7 +168,7 @@ def _check_name(name: str, url: str) -> None:
         why = "its parts have 1 to 63 characters each, with dots between them"
         raise BadUrl(f"{masked_url(url)!r}: {masked_host(name)[:80]!r} is no name of a host: {why}") from None
     if ":" in name or not name.isprintable() or " " in name:
-        raise BadUrl(f"{masked_url(url)!r}: {masked_host(name)!r} is no name of a host; IPv6 stands in brackets: [::1]")
+        raise BadUrl(f"{masked_url(url)!r}: {masked_host(name)!r} is no host name; write IPv6 in brackets: [::1]")
 
 
 def _check_characters(url: str) -> None:

@@ -91,7 +91,7 @@ def refuse_forgotten(queue: str, partition: int, stamp: Stamp, known_from: int) 
     if stamp.since is not None and stamp.since < known_from:
         raise Conflict(
             f"queue {queue!r}, partition {partition}: whether batch {stamp.sequence} of producer {stamp.producer!r} "
-            f"stands at offset {stamp.since} or behind is not known: stamps are remembered from {known_from} on"
+            f"is at offset {stamp.since} or behind is not known: stamps are remembered from {known_from} on"
         )
 
 

@@ -265,7 +265,7 @@ def test_load_overwrites_only_with_force(failed: Pxrs, tmp_path: Path) -> None:
         ('{"key": "/pxrs/orders/g/group"}', "line 1 is no row"),
         ('{"key": "/pxrs/orders/g/group", "base64": "?"}', "line 1 is no row"),
         ('{"key": "/pxrs/other/g/group", "text": "{}"}', "is no row of this queue"),
-        (f"{TARGET_ROW}\n{TARGET_ROW}", "stands twice"),
+        (f"{TARGET_ROW}\n{TARGET_ROW}", "is there twice"),
         ('{"key": 5, "text": "{}"}', "line 1 is no row of a dump: key is 5, which is no text; a line looks like {"),
         ('{"key": "/pxrs/orders/g/group", "text": "{}", "base64": ""}', "line 1 is no row"),
         ('["/pxrs/orders/g/group"]', "line 1 is no row"),

@@ -91,7 +91,7 @@ URLS = {
     "redis://[::1:1/0": "no IPv6 address in brackets",
     "redis://::1]:1/0": "no IPv6 address in brackets",
     "redis://[1.2]:1/0": "no IPv6 address in brackets",
-    "redis://::1:6379/0": "IPv6 stands in brackets",
+    "redis://::1:6379/0": "write IPv6 in brackets",
     "redis://h:99999/0": "ports go from 1 to 65535",
     f"redis://h:{'9' * 5_000}/0": "ports go from 1 to 65535",
     "redis://h i:1/0": "is no name of a host",

@@ -268,7 +268,7 @@ def test_b69_derived_settings_follow_the_lease() -> None:
     [
         ("- lease_ms\n", "found list"),
         ("lease_ms\n", "found str"),
-        ("lease_ms: 5000\nlease_ms: 6000\n", "'lease_ms' stands twice"),
+        ("lease_ms: 5000\nlease_ms: 6000\n", "'lease_ms' is there twice"),
         ("lease_ms: [\n", "not readable as YAML"),
         ("lease_ms: 5s\n", "must be int"),
         ("lease_ms: -5\n", "at least"),

@@ -65,7 +65,7 @@ def test_columns_that_do_not_fit_come_back_with_the_cast_to_write(
 
 def test_a_column_that_stands_twice_is_refused(url: str) -> None:
     twice = StructType([StructField("value", TEXT), StructField("value", TEXT)])
-    with pytest.raises(Refused, match="column 'value' stands twice"):
+    with pytest.raises(Refused, match="column 'value' is there twice"):
         DefaultSource({"path": url}).writer(twice, False)
 
 

@@ -32,10 +32,10 @@ Most = Annotated[int | None, typer.Option("--max", "-n", min=0, metavar="N", hel
 OldMost = Annotated[int | None, typer.Option("--limit", "--count", min=0, hidden=True)]
 """Earlier names of ``--max``, which go on working."""
 Partitions = Annotated[
-    list[int] | None, typer.Option("--partition", "-p", metavar="P", help="Only this partition; may stand repeatedly.")
+    list[int] | None, typer.Option("--partition", "-p", metavar="P", help="Only this partition; may be repeated.")
 ]
 PartitionCount = Annotated[
-    int | None, typer.Option("--partitions", metavar="N", help="How many partitions; fixed for ever. Default: 16.")
+    int | None, typer.Option("--partitions", metavar="N", help="How many partitions; fixed forever. Default: 16.")
 ]
 HashName = Annotated[str | None, typer.Option("--hash", help="How keys are hashed. Default: xxh64-spark.")]
 ReduceName = Annotated[str | None, typer.Option("--reduce", help="From hash to partition. Default: pmod.")]
@@ -61,7 +61,7 @@ class QueueCommand(TyperCommand):
 
 
 @contextmanager
-def opened(url: str, registry: str | None, create: bool = False, **wishes: Any) -> Iterator[Queue]:
+def opened(url: str, registry: str | None, create: bool = False, **options: Any) -> Iterator[Queue]:
     """The queue, closed again at the end. Only ``init`` and ``import`` create one."""
     import pxrs
 
@@ -70,5 +70,5 @@ def opened(url: str, registry: str | None, create: bool = False, **wishes: Any) 
             f"{url!r} lives only in this process, which ends with the command: name one that stays, as in file:./orders"
         )
     places: dict[str, Any] = {"url": url} if registry is None else {"log": url, "registry": registry}
-    with pxrs.open(**places, create=create, **wishes) as queue:
+    with pxrs.open(**places, create=create, **options) as queue:
         yield queue

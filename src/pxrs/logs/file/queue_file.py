@@ -49,7 +49,7 @@ def sibling_directory(directory: str, name: str) -> str:
     """Where a log that belongs to the queue stands: below it, under a name that is nothing else there."""
     parts = [check_name("sibling", part) for part in name.split("/")]
     if _RESERVED.fullmatch(parts[0]):
-        raise BadName(f"sibling name {name!r} would stand in the way of the queue's own files")
+        raise BadName(f"sibling name {name!r} would be in the way of the queue's own files")
     return os.path.join(directory, *parts)
 
 

@@ -248,7 +248,7 @@ class PartitionWriter:
     def _roll(self, active: Segment | None) -> None:
         directory, base = self._files.directory, self._files.end
         if os.path.lexists(segment_path(directory, base)):
-            raise Damaged(f"{segment_path(directory, base)} is there already, and does not belong to the log before it")
+            raise Damaged(f"{segment_path(directory, base)} exists already, and does not belong to the log before it")
         try:
             if active is not None:  # the last batch of a writer that was killed may not be on the disk yet
                 self._open_active()

@@ -61,7 +61,7 @@ def url_without_password(target: StreamUrl) -> str:
     if address.password is not None:
         raise Refused(
             f"the password in the URL of queue {target.queue!r} does not go to other processes: keep user and password "
-            "in files that stand on every machine, nats://host/queue?user_file=PATH&password_file=PATH"
+            "in files on every machine, nats://host/queue?user_file=PATH&password_file=PATH"
         )
     login = f"{quote(address.user, safe='')}@" if address.user else ""
     options = f"?{urlencode(address.security)}" if address.security else ""

@@ -80,7 +80,7 @@ def key_chunks(keys: Iterable[object]) -> Iterator[Any]:
 
 def _numpy_chunks(keys: np.ndarray[Any, Any]) -> Iterator[list[Any]]:
     if keys.ndim != 1:
-        raise BadKey(f"keys stand in one dimension, not in {keys.ndim}")
+        raise BadKey(f"keys must be an array of one dimension, not of {keys.ndim}")
     for start in range(0, len(keys), CHUNK):
         yield keys[start : start + CHUNK].tolist()
 

@@ -71,7 +71,7 @@ class GroupHandle:
     def create(self, at: Places = "earliest", assignor: str | None = None) -> dict[int, int]:
         """Make the group with these checkpoints, before anybody consumes; refused if it is there. Nothing joins it."""
         if self.registry.find_group() is not None:
-            raise Refused(f"group {self.name!r} is there already; `pxrs group seek` moves its checkpoints")
+            raise Refused(f"group {self.name!r} exists already; `pxrs group seek` moves its checkpoints")
         if assignor is not None:
             check_assignor(assignor)
         offsets, log, born = self.resolve(at), self._log.identity, secrets.token_hex(16)

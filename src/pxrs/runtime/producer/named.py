@@ -75,8 +75,7 @@ class NamedProducer:
         except OtherRows as error:
             raise Refused(
                 f"producer {self.name!r} has sent sequence {sequence} with other rows before ({error.then} then, "
-                f"{error.now} now), and these are not stored: a sequence stands for the same rows for ever. Give other "
-                "rows the next number"
+                f"{error.now} now), and these are not stored: give new rows the next number"
             ) from error
         return parcel.wait(None)
 

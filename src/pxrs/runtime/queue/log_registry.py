@@ -94,7 +94,7 @@ class LogRegistry:
         seen = [group for group in self._log.groups_seen() if group != MANUAL]
         if seen:
             raise Mismatch(
-                f"queue {self._log.identity.name!r} was consumed before, by group {seen[0]!r} (what it has left stands "
+                f"queue {self._log.identity.name!r} was consumed before, by group {seen[0]!r} (its files are still "
                 f"beside the log), and {self._where} has no group of this queue. {_NAME_IT}. If it is lost, begin anew "
                 "with `pxrs registry adopt`, and set the checkpoints with `pxrs group seek`"
             )

@@ -23,7 +23,7 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) 
         if not isinstance(key, Hashable):
             raise BadSetting(f"line {line}: a {type(key).__name__} cannot be a name: write NAME: VALUE")
         if key in seen:
-            raise BadSetting(f"{shown(key)} stands twice (line {line})")
+            raise BadSetting(f"{shown(key)} is there twice (line {line})")
         seen.add(key)
     return yaml.SafeLoader.construct_mapping(loader, node, deep)
 

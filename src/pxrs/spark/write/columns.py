@@ -97,7 +97,7 @@ def _check(field: StructField, names: list[str]) -> None:
             "select these, or put the others into the value, as to_json(struct(*)) does"
         )
     if names.count(field.name) > 1:
-        raise Refused(f"column {field.name!r} stands twice in what is to be written")
+        raise Refused(f"column {field.name!r} is there twice")
     if not kind.fits(field.dataType):
         raise Refused(
             f"column {field.name!r} is {field.dataType.simpleString()}, and {kind.words} is needed: "

@@ -57,7 +57,7 @@ def test_the_description_of_a_group_is_a_file_to_begin_from(pxrs: Pxrs, form: st
 def test_a_group_that_is_there_is_refused_and_stays_as_it_was(pxrs: Pxrs) -> None:
     assert pxrs("group", "create", QUEUE, "g").code == 0
     again = pxrs("group", "create", QUEUE, "g", "--at", "latest")
-    assert again.code == 1 and "is there already; `pxrs group seek`" in again.err and again.err.count("\n") == 1
+    assert again.code == 1 and "exists already; `pxrs group seek`" in again.err and again.err.count("\n") == 1
     assert checkpoints("g") == [0, 0, 0, 0]
 
 
@@ -75,7 +75,7 @@ def test_a_group_that_is_there_is_refused_and_stays_as_it_was(pxrs: Pxrs) -> Non
         ("[" * 100_000, "recursion"),
         ("a,b\n1,2\n", "a line has no partition or no offset, but a, b"),
         ("partition,offset\n0,x\n", "offset 'x' is no whole number"),
-        ("partition,offset\n0,1\n0,1\n", "partition 0 stands twice"),
+        ("partition,offset\n0,1\n0,1\n", "partition 0 is there twice"),
         ("", "it names no partition"),
         ("\x00\udcff", "codec"),
     ],
@@ -101,11 +101,11 @@ def test_a_creation_that_was_cut_short_leaves_a_group_that_a_seek_moves(monkeypa
         with pytest.raises(OSError, match="killed here"):
             group.create("latest")
         monkeypatch.undo()
-        with pytest.raises(Refused, match="is there already; `pxrs group seek` moves its checkpoints"):
+        with pytest.raises(Refused, match="exists already; `pxrs group seek` moves its checkpoints"):
             group.create("latest")
         group.seek("latest")
         assert group.describe(patient=False).total_lag == 0
-        with pytest.raises(Refused, match="is there already"):
+        with pytest.raises(Refused, match="exists already"):
             group.create("earliest")
 
 

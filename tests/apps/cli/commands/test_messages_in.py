@@ -194,7 +194,7 @@ def test_a_checkpoint_is_taken_over_once(pxrs: Pxrs, tmp_path: Path) -> None:
     source = write_source(tmp_path, "json", 10)
     words = ("import", QUEUE, source, "-f", "json", "--from-checkpoint", 5, "--group")
     assert pxrs(*words, "billing").code == 0
-    assert "group 'billing' is there already" in pxrs(*words, "billing").err
+    assert "group 'billing' exists already" in pxrs(*words, "billing").err
     assert "holds messages already" in pxrs(*words, "other").err
     assert len(stored(pxrs)) == 10
 

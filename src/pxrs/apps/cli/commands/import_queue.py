@@ -102,7 +102,7 @@ def _check_all(tables: Iterable[Any], checkpoint: int) -> None:
 def _check_new(queue: Queue, group: str) -> None:
     queue.check_registry()
     if queue.group(group).registry.find_group() is not None:
-        raise Refused(f"group {group!r} is there already: a checkpoint is taken over by a new group")
+        raise Refused(f"group {group!r} exists already: a checkpoint is taken over by a new group")
     if any(queue.ends().values()):
         raise Refused(
             f"queue {queue.name!r} holds messages already: a checkpoint is taken over with the first import only"

@@ -21,15 +21,15 @@ def init(
 ) -> None:
     """Create a queue. Its partition count and hash are recorded and never change.
 
-    On a queue that is there already it changes nothing, and fails if that one was created with other values. The
+    On an existing queue it changes nothing, and fails if that one was created with other values. The
     registry is recorded with the first group, not here: name the same --registry to all commands, or set PXRS_REGISTRY.
     """
-    wishes: dict[str, Any] = {"partitions": partitions, "hash": hash, "reduce": reduce}
+    wanted: dict[str, Any] = {"partitions": partitions, "hash": hash, "reduce": reduce}
     try:
-        with opened(url, registry, **wishes) as queue:
+        with opened(url, registry, **wanted) as queue:
             print(f"queue {_summary(queue)} was there already")
     except NotFound:
-        with opened(url, registry, create=True, **wishes) as queue:
+        with opened(url, registry, create=True, **wanted) as queue:
             print(f"created queue {_summary(queue)}")
 
 

@@ -110,7 +110,7 @@ def _as_mapping(pairs: list[tuple[Any, Any]]) -> dict[int, int]:
     for partition, offset in pairs:
         number = _whole("partition", partition)
         if number in found:
-            raise ValueError(f"partition {number} stands twice")
+            raise ValueError(f"partition {number} is there twice")
         found[number] = _whole("offset", offset)
     if not found:
         raise ValueError("it names no partition")

@@ -184,5 +184,5 @@ def _repair_all(
 
 def _lost(damage: Damage) -> str:
     if not damage.lost:
-        return "what stands there, nobody can tell how many messages,"
+        return "an unknown number of messages"
     return f"{counted(damage.lost, 'message')}, {damage.offset} to {damage.end - 1},"

@@ -100,7 +100,7 @@ def _parsed(text: str, file: str, base: str) -> dict[str, bytes]:
             looks = json.dumps({"key": f"{base}GROUP/group", "text": "..."})
             raise Refused(f"{where} is no row of a dump: {error}; a line looks like {looks}") from error
         if key in found:
-            raise Refused(f"{where}: {key} stands twice")
+            raise Refused(f"{where}: {key} is there twice")
         found[key] = value
     return found
 
