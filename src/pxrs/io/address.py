@@ -166,7 +166,7 @@ def _check_name(name: str, url: str) -> None:
         name.encode("idna")
     except UnicodeError:
         why = "its parts have 1 to 63 characters each, with dots between them"
-        raise BadUrl(f"{masked_url(url)!r}: {masked_host(name)[:80]!r} is no name of a host: {why}") from None
+        raise BadUrl(f"{masked_url(url)!r}: {masked_host(name)[:80]!r} is no host name: {why}") from None
     if ":" in name or not name.isprintable() or " " in name:
         raise BadUrl(f"{masked_url(url)!r}: {masked_host(name)!r} is no host name; write IPv6 in brackets: [::1]")
 

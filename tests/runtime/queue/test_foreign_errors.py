@@ -81,7 +81,7 @@ def test_a_path_that_is_none_is_refused() -> None:
 
 LONG = "x" * 64
 URLS = {
-    f"redis://{LONG}:1/0": "is no name of a host: its parts have 1 to 63 characters",
+    f"redis://{LONG}:1/0": "is no host name: its parts have 1 to 63 characters",
     f"redis://{LONG}.example:1/0": "1 to 63 characters",
     "redis://a..b:1/0": "1 to 63 characters",
     "redis://h\ud800:1/0": "lone surrogate",
@@ -94,7 +94,7 @@ URLS = {
     "redis://::1:6379/0": "write IPv6 in brackets",
     "redis://h:99999/0": "ports go from 1 to 65535",
     f"redis://h:{'9' * 5_000}/0": "ports go from 1 to 65535",
-    "redis://h i:1/0": "is no name of a host",
+    "redis://h i:1/0": "is no host name",
     f"redis://127.0.0.1:1/0?timeout_ms={'9' * 5_000}": "a whole number from 1 to",
 }
 
