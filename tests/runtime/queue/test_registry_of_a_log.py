@@ -16,8 +16,8 @@ import xxhash
 import pxrs
 from pxrs.errors import BadSetting, BadUrl, Damaged, Mismatch, NotFound, PxrsError, Refused
 from pxrs.logs.base import OwnRegistry
-from pxrs.runtime.queue.log_registry import LogRegistry, id_key
-from pxrs.stores.base import Swap
+from pxrs.runtime.queue.log_registry import LogRegistry, as_copied, id_key
+from pxrs.stores.base import ABSENT, Swap
 from pxrs.stores.memory import MemoryStore, SharedRows
 from tests.runtime.queue.old_version import consume_with_0_5
 from tests.runtime.support import eventually
@@ -449,6 +449,44 @@ def test_a_damaged_registry_db_names_the_file_and_the_way_out(tmp_path: Path, lo
 
 
 # ---- the id in the registry -----------------------------------------------------------------------------------------
+
+
+def test_who_dies_between_the_log_and_the_row_has_not_lost_the_registry(log: str, own: str) -> None:
+    """The log has the new id, the registry has it as the next one only: the next start writes it."""
+    with pxrs.open(log=log, registry=own, partitions=1, settings=SMALL) as queue:
+        consume(queue)
+        row, key = queue.store.read([id_key(SMALL.prefix, queue.name)])[0], id_key(SMALL.prefix, queue.name)
+        assert row is not None
+        queue.store.swap_each([Swap(key, row.version, as_copied(row.value))])
+        belonging = queue._belonging(SMALL)
+        belonging._settle = lambda *_: None  # type: ignore[method-assign]  # it dies there
+        new = belonging.record()
+        assert new.id != json.loads(row.value)["id"] and "is a copy" in belonging.why_not_trim()
+        consume(queue)
+        there = queue.store.read([key])[0]
+        assert there is not None and json.loads(there.value) == {"format": 1, "id": new.id}
+        assert queue.log.registry() == new and queue._belonging(SMALL).why_not_trim() == ""
+
+
+def test_of_two_copies_with_consumers_at_once_one_is_refused(log: str, own: str, tmp_path: Path) -> None:
+    other = f"sqlite:{tmp_path}/other.db"
+    with (
+        pxrs.open(log=log, registry=own, partitions=1, settings=SMALL) as queue,
+        pxrs.open(log=log, registry=other, settings=SMALL) as copy,
+    ):
+        consume(queue)
+        row, key = queue.store.read([id_key(SMALL.prefix, queue.name)])[0], id_key(SMALL.prefix, queue.name)
+        assert row is not None
+        queue.store.swap_each([Swap(key, row.version, as_copied(row.value))])
+        copy.store.swap_each([Swap(key, ABSENT, as_copied(row.value))])
+        late = copy._belonging(SMALL)
+        recorded = late.check()
+        assert recorded is not None
+        consume(queue)
+        with pytest.raises(Mismatch, match=r"own\.db"):  # both had seen the common id; the log takes one new one
+            late._write(recorded, late._wanted(recorded, late._own()))
+        with pytest.raises(Mismatch, match=r"own\.db"):
+            consume(copy)
 
 
 def test_of_two_who_make_the_id_the_first_ones_counts(log: str) -> None:

@@ -32,6 +32,20 @@ def id_key(prefix: str, queue: str) -> str:
     return f"{prefix}{queue}/_registry/id"
 
 
+class IdRow(NamedTuple):
+    """What a registry's row of the id says. ``copied``: another registry has the same id. The first one with a consumer
+    takes the id ``next`` instead: the log learns it first."""
+
+    id: str
+    copied: bool = False
+    next: str = ""
+
+    @property
+    def ids(self) -> set[str]:
+        """Under which ids a log may know this registry."""
+        return {self.id, self.next} - {""}
+
+
 class Adopted(NamedTuple):
     """The registry that a log belongs to now, and the one that it has belonged to; None if that is not known."""
 
@@ -63,9 +77,9 @@ class LogRegistry:
         return recorded
 
     def _check_same(self, recorded: OwnRegistry) -> None:
-        own = None if self._is_passing else self._own_id()
-        if own != recorded.id:
-            raise Mismatch(self._difference(recorded, own))
+        own = None if self._is_passing else self._own()
+        if own is None or recorded.id not in own.ids:
+            raise Mismatch(self._difference(recorded, own and own.id))
 
     def _difference(self, recorded: OwnRegistry, own: str | None) -> str:
         queue = self._log.identity.name
@@ -128,25 +142,40 @@ class LogRegistry:
                 "nothing is deleted: it is not recorded yet which registry has the groups of this log. The next "
                 "consumer that starts records its own, and `pxrs registry adopt` does"
             )
-        if recorded.id and self._is_copied():
+        own = self._own() if recorded.id else None
+        if own is not None and own.copied and recorded.id in own.ids:
             return (
-                "nothing is deleted: the groups of this registry were copied to another one, which may have more by "
-                "now. `pxrs registry adopt` with this one says that it goes on; else name the other one"
+                "nothing is deleted: another registry is a copy of this one. The first consumer that starts, here or "
+                "there, says which of the two goes on, and `pxrs registry adopt` does"
             )
-        own = self._own_id() if recorded.id else ""
-        return "" if own == recorded.id else f"nothing is deleted: {self._difference(recorded, own)}"
+        if not recorded.id or (own is not None and own.id == recorded.id):
+            return ""
+        return f"nothing is deleted: {self._difference(recorded, own and own.id)}"
 
     # ---- what is recorded -----------------------------------------------------------------------------------------
 
     def record(self) -> OwnRegistry:
         """Check, and write the id to both where it is not there yet, and where the registry is if it was moved.
 
+        A registry that has its id in common with a copy takes a new one, so that the other one is refused from now on.
         Returns what the log has recorded.
         """
         recorded = self.check() or OwnRegistry()
-        if self._is_passing or (recorded.id and not self._is_moved(recorded)):
+        own = None if self._is_passing or not recorded.id else self._own()
+        if self._is_passing or (own is not None and not own.copied and recorded.where == self._where):
             return recorded
-        mine = recorded._replace(where=self._where) if recorded.id else OwnRegistry(self._made_id(), self._where)
+        winner = self._write(recorded, self._wanted(recorded, own))
+        if own is not None and own.copied:
+            self._settle(recorded, winner)
+        return winner
+
+    def _wanted(self, recorded: OwnRegistry, own: IdRow | None) -> OwnRegistry:
+        if own is None:
+            return OwnRegistry(self._made_id(), self._where)
+        new = self._next_id() if own.copied else own.id
+        return recorded._replace(id=new, where=self._where)
+
+    def _write(self, recorded: OwnRegistry, mine: OwnRegistry) -> OwnRegistry:
         try:
             winner = self._log.set_registry(mine, recorded.id)
         except Unavailable as error:
@@ -160,10 +189,17 @@ class LogRegistry:
             raise Mismatch(self._difference(winner, mine.id))
         return winner
 
-    def _is_moved(self, recorded: OwnRegistry) -> bool:
-        """Whether the log's own registry stands at another place than the log says. One that was copied from does not
-        count: the id goes on at the other place."""
-        return recorded.where != self._where and not self._is_copied()
+    def _settle(self, recorded: OwnRegistry, winner: OwnRegistry) -> None:
+        """The log has the new id: from now on it is the only one here. If this is not written, the next start does."""
+        row = self._store.read([self._key])[0]
+        if row is None or _decode(row).next != winner.id:
+            return
+        self._store.swap_each([Swap(self._key, row.version, _encode(IdRow(winner.id)))])
+        if recorded.where != self._where:
+            logger.warning(
+                "queue %r belongs to %s from now on: it is a copy of %s, whose groups are refused",
+                self._log.identity.name, self._where, recorded.where,
+            )  # fmt: skip
 
     def adopt(self) -> Adopted:
         """Let the log belong to this registry from now on, whatever it has belonged to."""
@@ -175,7 +211,7 @@ class LogRegistry:
             raise
         except Damaged:
             before = None
-        own = self._made_id(mend=True, anew=self._is_copied())
+        own = self._made_id(mend=True)
         now = OwnRegistry(own, self._where, before.id if before is not None else "")
         if before is not None and before.id == own:  # the same one, and perhaps at another place
             now = before._replace(where=self._where)
@@ -183,65 +219,69 @@ class LogRegistry:
 
     # ---- the row --------------------------------------------------------------------------------------------------
 
-    def _own_id(self) -> str | None:
+    def _own(self) -> IdRow | None:
         row = self._store.read([self._key])[0]
         return None if row is None else _decode(row)
 
-    def _is_copied(self) -> bool:
-        """Whether another registry has the id of this one too."""
-        row = self._store.read([self._key])[0]
-        return row is not None and row.value != as_copied(row.value, copied=False)
-
-    def _made_id(self, mend: bool = False, anew: bool = False) -> str:
-        """The id of this registry, made now if it has none; of two who make it, the first one's counts. ``anew``: made
-        in any case, so that a copy of this registry has another one."""
+    def _made_id(self, mend: bool = False) -> str:
+        """The id of this registry, made now if it has none; of two who make it, the first one's counts. ``mend``: made
+        anew too where it is damaged, or where a copy of this registry has it."""
         while True:
             row = self._store.read([self._key])[0]
             try:
-                if row is not None and not anew:
-                    return _decode(row)
+                if row is not None and not (mend and _decode(row).copied):
+                    return _decode(row).id
             except NewerFormat:
                 raise
             except Damaged:
                 if not mend:
                     raise
-            self._write_id(ABSENT if row is None else row.version)
-            anew = False
+            self._write_row(row, IdRow(secrets.token_hex(8)))
 
-    def _write_id(self, expect: int) -> None:
-        value = json.dumps({"format": FORMAT, "id": secrets.token_hex(8)}).encode()
-        outcome = self._store.swap_each([Swap(self._key, expect, value)])[0]
-        if outcome.verdict is Verdict.UNKNOWN and self._own_id() is None:
+    def _next_id(self) -> str:
+        """The id that this registry takes instead of the one that it has in common with a copy."""
+        while True:
+            row = self._store.read([self._key])[0]
+            own = _decode(row) if row is not None else IdRow("")
+            if own.next or not own.copied:  # another member was quicker
+                return own.next or own.id
+            self._write_row(row, own._replace(next=secrets.token_hex(8)))
+
+    def _write_row(self, row: Row | None, wanted: IdRow) -> None:
+        outcome = self._store.swap_each([Swap(self._key, ABSENT if row is None else row.version, _encode(wanted))])[0]
+        if outcome.verdict is Verdict.UNKNOWN and self._store.read([self._key])[0] is None:
             raise Unknown(f"no answer to the write of {self._key}: {outcome.reason}")
 
 
 def as_copied(value: bytes, copied: bool = True) -> bytes:
-    """The row of an id, saying that it was copied to another registry, or not saying so. A damaged one stays so."""
+    """The row of an id, saying that another registry has it too, or not saying so. A damaged one stays so."""
     try:
-        values = json.loads(value)
-        said = {key: found for key, found in values.items() if key != "copied"}
-    except (ValueError, AttributeError):
+        own = _decode(Row("", value, 0))
+    except Damaged:
         return value
-    if not copied and said == values:
-        return value
-    return json.dumps({**said, "copied": True} if copied else said).encode()
+    return _encode(IdRow(own.id, copied))
 
 
 def _named(registry: OwnRegistry) -> str:
     return f"{registry.where} (id {registry.id})"
 
 
-def _decode(row: Row) -> str:
+def _encode(own: IdRow) -> bytes:
+    said = {"copied": True} if own.copied else {}
+    return json.dumps({"format": FORMAT, "id": own.id, **said, **({"next": own.next} if own.next else {})}).encode()
+
+
+def _decode(row: Row) -> IdRow:
     try:
         values = json.loads(row.value)
-        form, found = values["format"], values["id"]
-    except (ValueError, KeyError, TypeError) as error:
+        form, found, copied, new = values["format"], values["id"], values.get("copied"), values.get("next", "")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"row {row.key} is damaged: {error!r}; `pxrs registry adopt` writes it anew") from error
     if type(form) is int and form > FORMAT:
         raise NewerFormat(f"row {row.key} has format {form}; this version of PXRS knows up to {FORMAT}")
-    if not isinstance(found, str) or not found:
+    if not isinstance(found, str) or not found or not isinstance(new, str):
         raise Damaged(f"row {row.key} is damaged: id = {found!r}; `pxrs registry adopt` writes it anew")
-    return found
+    return IdRow(found, copied is True, new)
 
 
 # ---- how a group is made --------------------------------------------------------------------------------------------

@@ -306,6 +306,11 @@ class Queue:
         self._check_open()
         self._belonging(self.settings).check()
 
+    def record_registry(self) -> None:
+        """Let a log that has no registry yet belong to this one. Raise Mismatch if it has another."""
+        self._check_open()
+        self._belonging(self.settings).record()
+
     def adopt_registry(self) -> Adopted:
         """Let the log belong to this registry from now on: groups of the one that it has belonged to are refused."""
         self._check_open()

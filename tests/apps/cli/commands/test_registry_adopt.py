@@ -99,8 +99,41 @@ def test_the_log_says_where_its_registry_was_moved_to(ready: Pxrs) -> None:
 def test_a_copy_that_is_adopted_is_recorded_and_the_first_one_does_not_come_back(ready: Pxrs) -> None:
     assert ready("registry", "copy", OWN, OTHER).code == 0
     shown = ready("registry", "adopt", QUEUE, "--registry", OTHER)
-    assert "other.db" in shown.out and "own.db before, under the same id" in shown.err and recorded() == "other.db"
-    assert consume(ready, "--registry", OWN).code == 0 and recorded() == "other.db"
+    assert "other.db" in shown.out and "groups there are refused from now on" in shown.err and recorded() == "other.db"
+    assert consume(ready, "--registry", OWN).code == 1 and recorded() == "other.db"
+    assert consume(ready, "--registry", OTHER).code == 0
+
+
+@pytest.mark.parametrize(("first", "second"), [(OWN, OTHER), (OTHER, OWN)])
+def test_after_a_copy_the_first_consumer_decides_and_the_other_registry_is_refused(
+    ready: Pxrs, first: str, second: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both had the id of the log, and both were consumed: every message twice."""
+    assert ready("registry", "copy", OWN, OTHER).code == 0
+    assert ready("produce", QUEUE, stdin="one more\n").code == 0
+    assert consume(ready, "--registry", first).out == "one more\n"
+    shown = consume(ready, "--registry", second)
+    assert (shown.code, shown.out) == (1, "") and f"belongs to sqlite:{Path.cwd()}/{first[7:]} (id " in shown.err
+    assert recorded() == first[7:]
+    assert any("it is a copy of" in text for text in caplog.messages) is (first == OTHER)
+    assert consume(ready, "--registry", first).code == 0, "and again"
+    assert ready("registry", "adopt", QUEUE, "--registry", second).code == 0
+    assert consume(ready, "--registry", second).out == "one more\n" and consume(ready, "--registry", first).code == 1
+
+
+def test_so_do_a_dump_that_is_loaded_elsewhere_and_the_registry_that_it_is_of(ready: Pxrs) -> None:
+    rows = ready("registry", "dump", QUEUE, "--registry", OWN).out
+    assert ready("registry", "load", QUEUE, "--registry", OTHER, stdin=rows).code == 0
+    assert consume(ready, "--registry", OTHER).code == 0 and consume(ready, "--registry", OWN).code == 1
+    assert ready("registry", "load", QUEUE, "--registry", OTHER, stdin=rows).code == 1, "rows differ: it goes on"
+
+
+def test_a_moved_registry_is_one_alone_also_after_a_copy(ready: Pxrs) -> None:
+    third = "sqlite:third.db"
+    assert ready("registry", "copy", OWN, OTHER).code == 0
+    assert ready("registry", "copy", OWN, third, "--move").code == 0
+    assert consume(ready, "--registry", third).code == 0 and recorded() == "third.db"
+    assert consume(ready, "--registry", OTHER).code == 1
 
 
 def test_a_registry_is_not_copied_to_itself(ready: Pxrs, tmp_path: Path) -> None:
@@ -148,10 +181,33 @@ def test_a_dump_of_a_registry_that_is_not_the_logs_is_refused(ready: Pxrs) -> No
     assert shown.code == 1 and shown.out == "" and "own.db" in shown.err and "registry.db beside" in shown.err
 
 
+@pytest.mark.parametrize("named", ["option", "environment"])
+def test_a_queue_belongs_to_the_registry_that_init_was_told(
+    pxrs: Pxrs, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """The first group that forgot it made a registry beside the log, and the log belonged to that one."""
+    monkeypatch.delenv("PXRS_REGISTRY", raising=False)
+    with monkeypatch.context() as context:
+        if named == "environment":
+            context.setenv("PXRS_REGISTRY", OWN)
+        more = ["--registry", OWN] if named == "option" else []
+        assert pxrs("init", QUEUE, *more).code == 0 and recorded() == "own.db"
+        assert pxrs("init", QUEUE, *more).code == 0, "a second time it is the same"
+    shown = consume(pxrs)
+    assert shown.code == 1 and "own.db" in shown.err and not Path("orders/registry.db").exists()
+    shown = pxrs("init", QUEUE, "--registry", OTHER)
+    assert shown.code == 1 and "own.db" in shown.err and not Path("other.db").exists()
+    assert consume(pxrs, "--registry", OWN).code == 0
+
+
+def test_init_records_no_registry_that_ends_with_its_process(pxrs: Pxrs) -> None:
+    assert pxrs("init", QUEUE, "--registry", "memory:").code == 0 and recorded() == ""
+
+
 @pytest.mark.parametrize("verb", ["init", "produce"])
 def test_help_says_when_a_registry_is_recorded(pxrs: Pxrs, verb: str) -> None:
     said = " ".join(pxrs(verb, "--help").out.split())
-    assert "registry is recorded with the first group" in said or "records none: the first group does" in said
+    assert "the first group says which" in said or "records none: the first group does" in said
 
 
 def test_warnings_of_the_library_say_who_speaks(ready: Pxrs, pxrs_process) -> None:  # type: ignore[no-untyped-def]  # the fixture's type
@@ -213,11 +269,14 @@ def test_looking_and_what_is_refused_leave_nothing_behind(
 
 def test_a_producer_with_the_registry_that_was_copied_deletes_nothing(ready: Pxrs) -> None:
     shown = ready("registry", "copy", OWN, OTHER)
-    assert shown.code == 0 and "delete nothing from the log" in shown.err
+    assert shown.code == 0 and "nothing is deleted from the log" in shown.err
     assert ready("registry", "copy", OWN, OTHER).code == 0, "a second copy is the same"
-    assert consume(ready, "--registry", OTHER).out == "" and consume(ready, "--registry", OWN).out == ""
     settings = library.Settings(retain="unconsumed", delete_delay_ms=0)
-    for registry, refused in ((OWN, "were copied to another one"), (OTHER, "")):
+    for registry in (OWN, OTHER):
+        with library.open("file:orders", registry=registry, settings=settings) as queue:
+            assert "another registry is a copy of this one" in queue._belonging(settings).why_not_trim()
+    assert consume(ready, "--registry", OTHER).out == ""
+    for registry, refused in ((OWN, "belongs to sqlite:"), (OTHER, "")):
         with library.open("file:orders", registry=registry, settings=settings) as queue:
             assert refused in queue._belonging(settings).why_not_trim()
             assert bool(refused) == bool(queue._belonging(settings).why_not_trim())

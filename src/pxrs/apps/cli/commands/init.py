@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from pxrs.apps.cli.options import HashName, PartitionCount, ReduceName, RegistryUrl, Url, opened
@@ -21,16 +22,23 @@ def init(
 ) -> None:
     """Create a queue. Its partition count and hash are recorded and never change.
 
-    On an existing queue it changes nothing, and fails if that one was created with other values. The
-    registry is recorded with the first group, not here: name the same --registry to all commands, or set PXRS_REGISTRY.
+    On an existing queue it changes nothing, and fails if that one was created with other values. The queue belongs to
+    the registry that is named here: other ones are refused. Without a name, the first group says which it is.
     """
     wanted: dict[str, Any] = {"partitions": partitions, "hash": hash, "reduce": reduce}
     try:
         with opened(url, registry, **wanted) as queue:
+            _record(queue, registry)
             print(f"queue {_summary(queue)} was there already")
     except NotFound:
         with opened(url, registry, create=True, **wanted) as queue:
+            _record(queue, registry)
             print(f"created queue {_summary(queue)}")
+
+
+def _record(queue: Queue, registry: str | None) -> None:
+    if registry is not None or os.environ.get("PXRS_REGISTRY"):
+        queue.record_registry()
 
 
 def _summary(queue: Queue) -> str:

@@ -38,7 +38,8 @@ def copy(
     """Copy groups to another registry: checkpoints, epochs, history. Stop their members first.
 
     Nothing is written if one of the groups has members, or stands in TO with other rows. If all groups of a queue go,
-    its log belongs to TO then; else say so with `pxrs registry adopt`.
+    the first consumer that starts, with FROM or TO, says to which of the two its log belongs from then on; with --move
+    that is TO. Else say so with `pxrs registry adopt`.
     """
     from pxrs.runtime.queue.log_registry import as_copied
     from pxrs.stores.base import Swap
@@ -50,7 +51,7 @@ def copy(
         for name, rows in groups.items():
             _check_stopped(name, rows, force)
         ids = _ids(old, groups)  # first: a group that is there without it would be refused
-        carried = [row for row in ids if _carry(row, new, target)]
+        carried = [row for row in ids if _carry(row, new, target, move)]
         for name, swaps in changes.items():
             write_rows(new, swaps)
             print(f"{'/'.join(name)}: {counted(len(swaps), 'row')} written")
@@ -59,9 +60,9 @@ def copy(
         write_rows(old, [Swap(row.key, row.version, None if move else as_copied(row.value)) for row in carried])
     if not move:
         note(
-            f"the groups are still in {masked_url(source)}: let no member use it any more. Programs that go on "
-            "with it delete nothing from the log, until `pxrs registry adopt` says which of the two goes on; "
-            "--move leaves one only"
+            f"the groups are still in {masked_url(source)}. The log goes on with one of the two: with the one whose "
+            "consumer starts first, or that `pxrs registry adopt` names; the other one is refused then. Until then "
+            "nothing is deleted from the log. --move leaves one only"
         )
 
 
@@ -104,15 +105,15 @@ def _ids(store: Store, groups: Groups) -> list[Row]:
     return found
 
 
-def _carry(row: Row, new: Store, target: str) -> bool:
+def _carry(row: Row, new: Store, target: str, move: bool) -> bool:
     """Give TO the id of the queue's registry. If TO has an id already, the log must be changed."""
     from pxrs.runtime.queue.log_registry import as_copied
     from pxrs.stores.base import ABSENT, Swap
 
-    there, wanted = new.read([row.key])[0], as_copied(row.value, copied=False)
-    if there is None:
-        write_rows(new, [Swap(row.key, ABSENT, wanted)])
-    elif as_copied(there.value, copied=False) != wanted:
+    there, wanted = new.read([row.key])[0], row.value if move else as_copied(row.value)
+    if there is None or as_copied(there.value) == as_copied(wanted):
+        write_rows(new, [Swap(row.key, ABSENT if there is None else there.version, wanted)])
+    else:
         queue = row.key.split("/")[-3]
         note(
             f"TO has consumed a queue {queue!r} before: tell the log that it belongs there now, "

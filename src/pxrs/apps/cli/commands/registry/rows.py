@@ -61,6 +61,7 @@ def load(
     with opened(url, registry) as queue:
         wanted = _parsed(_text(file), file, _base(queue))
         present = {row.key: row for row in queue.store.scan(_base(queue))}
+        _share_id(wanted, present, queue)
         differing = [key for key, value in wanted.items() if key in present and present[key].value != value]
         if differing and not force:
             raise Refused(
@@ -74,6 +75,17 @@ def load(
     if len(changes) < len(wanted):
         same = len(wanted) - len(changes)
         note(f"{counted(same, 'row')} {'was' if same == 1 else 'were'} the same already")
+
+
+def _share_id(wanted: dict[str, bytes], present: dict[str, Row], queue: Queue) -> None:
+    """The registry that was dumped may still be there, with its id: the first one with a consumer counts then."""
+    from pxrs.runtime.queue.log_registry import as_copied, id_key
+
+    key = id_key(queue.settings.prefix, queue.name)
+    if key in wanted:
+        there = present.get(key)
+        is_same = there is not None and as_copied(there.value) == as_copied(wanted[key])
+        wanted[key] = there.value if there is not None and is_same else as_copied(wanted[key])
 
 
 def _text(file: str) -> str:
