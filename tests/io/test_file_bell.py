@@ -158,16 +158,16 @@ def test_a_bell_whose_file_is_empty_is_filled_by_who_listens(bells: tuple[Bells,
 
 def test_a_bell_that_nobody_has_any_more_is_not_watched_any_more(tmp_path: Path) -> None:
     watcher = inotify.shared_watcher()
-    before = len(watcher._callbacks)
+    before = len(watcher._subscribers)
     for number in range(5):
         dropped = Bells(str(tmp_path / f"bell-{number}"))
         dropped.listening(PREFIX)
         dropped.ring([KEY])
-        assert len(watcher._callbacks) > before
+        assert len(watcher._subscribers) > before
         del dropped
         gc.collect()
         # The thread that hears the ring holds the bell for a moment longer.
-        wait_until(lambda: len(watcher._callbacks) == before, "nothing is watched any more")
+        wait_until(lambda: len(watcher._subscribers) == before, "nothing is watched any more")
 
 
 def test_however_many_groups_come_there_is_a_bounded_number_of_files(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from pxrs.errors import BadSetting, Mismatch
-from pxrs.io.signals import Nudge
 from pxrs.settings import DEFAULT_HASH, DEFAULT_PARTITIONS, DEFAULT_REDUCE, MAX_PARTITIONS
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
@@ -262,10 +261,6 @@ class Log(ABC):
     def seal(self, partition: int, min_age_ms: int = 0) -> Sequence[Chunk]:  # noqa: ARG002 - most logs have none
         """Put what has been full for so long into the form that other programs read; returns what was made."""
         return ()
-
-    def nudge(self) -> Nudge:
-        """What a thread can wait with that subscribes to this log: the log may make it one that hears more quickly."""
-        return Nudge()
 
     @abstractmethod
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:

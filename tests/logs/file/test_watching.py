@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from pxrs.errors import NotFound
 from pxrs.io.watch import inotify
 from pxrs.io.watch.polling import PollingWatcher
 from pxrs.testing.servers.base import wait_until
+from pxrs.testing.stores.sharing import in_forked_child
 
 Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
 
@@ -70,19 +73,24 @@ def heard_after(heard: threading.Event, change: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("there_before", [True, False])
 def test_where_one_entry_matters_nobody_is_woken_for_the_others(tmp_path: Path, there_before: bool) -> None:
-    watcher, heard = inotify.InotifyWatcher(), threading.Event()
+    watcher, heard, calls = inotify.InotifyWatcher(), threading.Event(), list[int]()
     lock, segment = tmp_path / "lock", tmp_path / "segment"
+
+    def notify() -> None:
+        calls.append(1)
+        heard.set()
+
     segment.write_bytes(b"0")
     if there_before:
         lock.write_bytes(b"0")
-    watcher.watch(str(tmp_path), heard.set, only="lock")
+    watcher.watch(str(tmp_path), notify, only="lock")
     assert heard_after(heard, lambda: lock.write_bytes(b"1"))
     assert heard_after(heard, lambda: (tmp_path / "new").mkdir())  # what came before it has been told as well
-    before = watcher.wakeups
+    before = len(calls)
     for _ in range(100):
         segment.write_bytes(b"1")
     assert heard_after(heard, lambda: lock.write_bytes(b"2"))
-    assert watcher.wakeups <= before + 10, "it was woken for the segment"
+    assert len(calls) <= before + 10, "it was told of the segment"
     watcher.close()
 
 
@@ -106,7 +114,7 @@ def test_an_entry_that_is_replaced_is_still_heard(tmp_path: Path) -> None:
         assert heard_after(heard, (tmp_path / f"{number} again").mkdir)
         assert heard_after(heard, lambda: lock.write_bytes(b"and again")), "the new one beside the old is not heard"
     cancels.pop()()
-    wait_until(lambda: not watcher._callbacks and not watcher._files, "it is forgotten")
+    wait_until(lambda: not watcher._subscribers, "it is forgotten")
     watcher.close()
 
 
@@ -122,6 +130,51 @@ def test_a_directory_that_has_taken_the_place_of_another_is_left_alone(tmp_path:
     assert heard_after(second, (place / "entry").mkdir), "whoever watches the new directory hears nothing"
     assert heard_after(second, lambda: (place / "file").write_bytes(b"x"))
     assert heard_after(second, lambda: (place / "file").write_bytes(b"y"))
+    watcher.close()
+
+
+def test_a_forked_child_watches_by_itself(tmp_path: Path) -> None:
+    heard = threading.Event()
+    cancel = inotify.watch_directory(str(tmp_path), heard.set)
+
+    def child() -> bool:
+        own = threading.Event()
+        inotify.watch_directory(str(tmp_path), own.set)
+        (tmp_path / "of the child").write_bytes(b"x")
+        return own.wait(30)
+
+    assert in_forked_child(child) == 0
+    assert heard.wait(10)
+    assert heard_after(heard, (tmp_path / "of the parent").mkdir)
+    cancel()
+
+
+_ENDS = """
+import sys, time, pxrs
+queue = pxrs.open(f"file:{sys.argv[1]}", registry="memory:", partitions=4)
+consumer = queue.consumer(group="g", handler=print, member="A")
+consumer.start()
+while consumer.state != "live":
+    time.sleep(0.01)
+"""
+
+
+def test_a_program_may_end_while_its_consumer_waits(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS, str(tmp_path / "queue")], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_garbage_collector_may_cancel_in_the_middle_of_the_watchers_work(tmp_path: Path) -> None:
+    watcher, heard = inotify.InotifyWatcher(), threading.Event()
+    cancels = [watcher.watch(str(tmp_path), notify) for notify in (threading.Event().set, heard.set)]
+    with watcher._lock:  # as a thread that is woken has it; a collection can come at any step
+        cancels[0]()
+    (tmp_path / "new").touch()
+    assert heard.wait(10)
+    [subscribers] = watcher._subscribers.values()
+    assert len(subscribers) == 1, "whoever had the lock next has forgotten it"
     watcher.close()
 
 
@@ -212,10 +265,10 @@ def test_who_watches_a_file_is_told_when_it_is_deleted(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_leaves_no_watch_behind(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"!")
     watcher = inotify.shared_watcher()
-    before = len(watcher._callbacks)
+    before = len(watcher._subscribers)
     with pytest.raises(NotFound):
         inotify.watch_files([str(tmp_path / "there"), str(tmp_path / "missing")], lambda: None)
-    assert len(watcher._callbacks) == before
+    assert len(watcher._subscribers) == before
 
 
 def test_reads_cannot_be_seen_by_looking_so_that_one_might_be_at_any_time(tmp_path: Path) -> None:

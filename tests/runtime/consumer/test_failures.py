@@ -11,7 +11,6 @@ import pytest
 
 from pxrs.errors import HandlerFailed, NotFound
 from pxrs.io.clock import SystemClock
-from pxrs.io.signals import Nudge
 from pxrs.model import Grant, Message, Owner
 from pxrs.runtime.consumer.job import Job
 from pxrs.runtime.consumer.worker import Worker
@@ -70,7 +69,7 @@ def test_back_off_doubles_up_to_its_limit() -> None:
     time = PassingTime()
     settings = PATIENT.with_(backoff_ms=100, backoff_max_ms=400)
     nothing: Any = None
-    log: Any = SimpleNamespace(nudge=Nudge)
+    log: Any = SimpleNamespace()
     job = Job(log, settings, time, print, "message", int, nothing)
     job.alive_until = float("inf")
     worker = Worker(job, Grant(0, Owner("A", "1"), 1), 0, paused=False)

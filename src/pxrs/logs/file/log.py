@@ -16,10 +16,8 @@ import pyarrow as pa
 
 from pxrs.errors import Closed, Damaged, Unavailable, disk_text
 from pxrs.io.fork import renew_in_child
-from pxrs.io.signals import Nudge
 from pxrs.io.syncfs import sync_together
 from pxrs.io.watch.inotify import watch_directory
-from pxrs.io.watch.listening import listening_nudge
 from pxrs.logs.base import Chunk, FewRows, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Row, Stamp
 from pxrs.logs.batches import check_entries, check_partition
 from pxrs.logs.file.durable_mark import has_marks
@@ -168,9 +166,6 @@ class FileLog(Log):
 
     def chunks(self, partition: int) -> Sequence[Chunk]:
         return self._partition(partition)[0].chunks()
-
-    def nudge(self) -> Nudge:
-        return listening_nudge()
 
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
         # What is written to a segment is there for readers when the mark in the lock file has moved.

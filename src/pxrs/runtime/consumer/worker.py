@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from pxrs.errors import Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable, Unexpected
+from pxrs.io.signals import Nudge
 from pxrs.logs.base import Row
 from pxrs.model import Grant, Message
 from pxrs.rules.addressing import Reader, own_part
@@ -59,7 +60,7 @@ class Worker:
         self._halt = False
         self._asked = False
         self._begun = False
-        self._bell = job.log.nudge()
+        self._bell = Nudge()
         self._parking = Parking(grant.partition, job.clock, self._bell, lambda: self._halt)
         self._commit_at = 0
         self._told: int | None = checkpoint
