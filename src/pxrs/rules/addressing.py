@@ -51,12 +51,10 @@ def rows_for_others(headers: pa.Array, reader: Reader) -> list[int]:
     return [row for row in marked_rows(headers) if not reader.is_meant(_by_name(values_of(headers.slice(row, 1))[0]))]
 
 
-def own_part(batch: Any, reader: Reader) -> tuple[int, Any]:
+def own_part(batch: pa.RecordBatch, reader: Reader) -> tuple[int, pa.RecordBatch]:
     """Count the rows at the beginning that are for other groups; return it with the rows behind them up to the next
-    such row. A plain list holds messages without headers.
+    such row.
     """
-    if isinstance(batch, list):
-        return 0, batch
     passed = 0
     for row in rows_for_others(batch.column("headers"), reader):
         if row != passed:

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 
 from pxrs.errors import BadSetting, NotFound
-from pxrs.logs.base import Row
 from pxrs.logs.batches import numbers
 from pxrs.model import Delivered, Message
 from pxrs.rules.texts import values_of
@@ -47,10 +46,8 @@ CONVERTED_ROWS = 1_024
 """So many rows become messages at a time: few enough that they are still in the processor's cache when handled."""
 
 
-def messages_of(batch: pa.RecordBatch | list[Row], partition: int) -> Iterator[Message]:
+def messages_of(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
     """The rows of a batch, which follow one another, as messages; headers and times are made only when asked for."""
-    if isinstance(batch, list):
-        return map(Delivered, batch)
     if not batch.num_rows:
         return iter(())
     if batch.num_rows <= CONVERTED_ROWS:

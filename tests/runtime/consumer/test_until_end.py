@@ -113,14 +113,14 @@ def test_a_partition_whose_log_cannot_be_read_is_named_with_the_reason(
     queue: pxrs.Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finish, "QUIET_SECONDS", 0.0)
-    read, broken = queue.log.read_rows, threading.Event()
+    read, broken = queue.log.read, threading.Event()
 
     def failing(partition: int, offset: int, limit: int) -> Any:
         if partition == 3 and not broken.is_set():
             raise Unavailable("the disk is away")
         return read(partition, offset, limit)
 
-    monkeypatch.setattr(queue.log, "read_rows", failing)
+    monkeypatch.setattr(queue.log, "read", failing)
     consumer = queue.consumer("g", lambda _: None)
     thread = in_thread(consumer)
     eventually(lambda: "held up: the disk is away" in caplog.text, "a line with the reason")

@@ -18,7 +18,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import pyarrow as pa
 
 from pxrs.errors import Damaged, Unavailable
-from pxrs.logs.base import Chunk, Piece, Row, Stamp
+from pxrs.logs.base import Chunk, Piece, Stamp
 from pxrs.logs.batches import first_at, refuse_forgotten, refuse_offset, refuse_other_content, refuse_other_rows
 from pxrs.logs.file.durable_mark import Mark, read_mark
 from pxrs.logs.file.sealed.history import History
@@ -248,15 +248,6 @@ class PartitionFiles:
             whole = offset == base and batch.num_rows <= max_rows
             return batch if whole else batch.slice(offset - base, max_rows)
 
-    @_explained
-    def read_rows(self, offset: int, max_rows: int) -> pa.RecordBatch | list[Row] | None:
-        """The same; a few messages that have just come are no batch but rows, which is quicker."""
-        with self.lock:
-            if not self._find(offset):
-                return None
-            few = self._few(offset, max_rows)
-            return self.read(offset, max_rows) if few is None else few
-
     def _find(self, offset: int) -> bool:
         """Whether there is a message at this offset; False at the end."""
         if offset == self._durable and self._at_end():
@@ -268,15 +259,6 @@ class PartitionFiles:
             if not start <= offset < end:
                 refuse_offset(self.queue, self.number, offset, (start, end))
         return True
-
-    def _few(self, offset: int, max_rows: int) -> list[Row] | None:
-        active = self.active
-        if active is None or offset < active.base:
-            return None
-        number = active.index.number_of(offset)
-        if active.index.bases[number] != offset or active.end_of(number) - offset > max_rows:
-            return None
-        return active.few(number, self.number)
 
     def _at_end(self) -> bool:
         """Whether it is sure that nothing more is durable than was known. A reader that keeps up asks very often: it

@@ -16,7 +16,7 @@ _U16, _I32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
 _PAIR = struct.Struct("<HHHH")  # how the table of one key and its value is laid out
 _MOST_VALUES = 64
 _BATCH, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4  # field numbers in Arrow's Message table
-_ROWS, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3  # field numbers in its RecordBatch table
+_ROWS, _NODES, _BUFFERS = 0, 1, 2  # field numbers in its RecordBatch table
 BODY, ROWS, NODES, BUFFERS = b"body", b"rows", b"nodes", b"buffers"
 _CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
 BLANK = b"0" * 16
@@ -35,7 +35,6 @@ class Layout:
     def __init__(self, header: bytes) -> None:
         self.places = custom_metadata(header)
         self.checksums = [self.places[name][0] for name in _CHECKSUMS]
-        self.is_compressed = _has(header, _batch(header), _COMPRESSION)
         values = value_places(header)
         self._names = sorted(values, key=lambda name: values[name])
         widths, at = [], 0

@@ -180,15 +180,6 @@ def read_header(data: bytes) -> Header:
     return open_message(data).header
 
 
-def read_message(data: bytes, body: bool = False) -> tuple[Header, bool]:
-    """The header at the start of ``data``, checked, and whether the whole message was seen to be intact as well.
-
-    That is tried if a ``body`` is asked for: it must stand in ``data``.
-    """
-    opened = open_message(data)
-    return opened.header, body and len(data) >= opened.header.length and opened.fits(data)
-
-
 def header_size(data: Bytes) -> int:
     """How long the header says it is."""
     if bytes(data[:4]) != CONTINUATION or len(data) < PREFIX:

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from pxrs.errors import Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable, Unexpected
 from pxrs.io.signals import Nudge
-from pxrs.logs.base import Row
 from pxrs.model import Grant, Message
 from pxrs.rules.addressing import Reader, own_part
 from pxrs.runtime import delivery
@@ -189,7 +188,7 @@ class Worker:
             return Unexpected("its thread has ended by itself: the partition is given up, and taken again")
         return self._parking.trouble
 
-    def _next_batch(self) -> pa.RecordBatch | list[Row] | None:
+    def _next_batch(self) -> pa.RecordBatch | None:
         if self._paused or self._job.clock.monotonic() >= self._job.alive_until:
             return None
         if not self._begun:
@@ -198,8 +197,7 @@ class Worker:
             return None
         assert self.position is not None
         try:
-            read = self._job.log.read_rows if self._job.deliver == "message" else self._job.log.read
-            batch = read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
+            batch = self._job.log.read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
         except Expired:  # deleted under a slow reader
             self._advance(self._placed(self.position))
             return self._next_batch()
@@ -212,7 +210,7 @@ class Worker:
             self._job.wake()
         return batch
 
-    def _own(self, batch: pa.RecordBatch | list[Row]) -> pa.RecordBatch | list[Row]:
+    def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The next messages for this group. What was sent again for another one is passed over, and counted."""
         passed, own = own_part(batch, Reader(self._job.log.identity.id, self._job.group))
         if passed:
@@ -220,7 +218,7 @@ class Worker:
             self._advance((self.position or 0) + passed)
         return own
 
-    def _handle_batch(self, batch: pa.RecordBatch | list[Row]) -> None:
+    def _handle_batch(self, batch: pa.RecordBatch) -> None:
         began = self._job.clock.monotonic()
         try:
             handle = self._handle_messages if self._job.deliver == "message" else self._handle_parcels
@@ -229,7 +227,7 @@ class Worker:
             self.busy_since = None
             self._tally.handler_seconds += self._job.clock.monotonic() - began
 
-    def _handle_messages(self, batch: pa.RecordBatch | list[Row]) -> None:
+    def _handle_messages(self, batch: pa.RecordBatch) -> None:
         """The way of every single message, with nothing that it does not need. Before ``limit`` nothing else is due."""
         job, clock, after, limit = self._job, self._job.clock.monotonic, self.position or 0, 0.0
         handle = delivery.bound(job.handler, self._context)

@@ -13,7 +13,7 @@ from pxrs.logs.file.log import FileLog
 from pxrs.logs.file.segment import index as indexfile
 from pxrs.logs.file.segment import scan as walk
 from pxrs.logs.file.segment.index import BatchIndex
-from pxrs.logs.formats.segment import Header, read_message
+from pxrs.logs.formats.segment import Header, read_header
 from tests.logs.conftest import OpenFile
 from tests.logs.file.check.test_damage import put
 from tests.logs.helpers import entries, numbered, read_all
@@ -182,12 +182,11 @@ def test_opening_a_long_segment_reads_its_index_and_not_its_headers(
 ) -> None:
     read: list[Header] = []
 
-    def noted(data: bytes, body: bool = False) -> tuple[Header, bool]:
-        found = read_message(data, body)
-        read.append(found[0])
-        return found
+    def noted(data: bytes) -> Header:
+        read.append(read_header(data))
+        return read[-1]
 
-    monkeypatch.setattr(walk, "read_message", noted)
+    monkeypatch.setattr(walk, "read_header", noted)
     assert open_file().bounds(0) == (0, 4 * BATCHES)
     with_index = len(read)
     for path in segments:

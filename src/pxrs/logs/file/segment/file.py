@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged
 from pxrs.io.durable import create_file, free_name
-from pxrs.logs.base import Row, Stamp
+from pxrs.logs.base import Stamp
 from pxrs.logs.file.segment import index as indexfile
 from pxrs.logs.file.segment.index import BatchIndex
-from pxrs.logs.file.segment.scan import FRESH, Tail, Window, walk
-from pxrs.logs.formats.few_rows import decode_rows
+from pxrs.logs.file.segment.scan import Tail, Window, walk
 from pxrs.logs.formats.segment import (
     MAX_HEADER,
     SCHEMA_MESSAGE,
@@ -28,7 +27,6 @@ from pxrs.logs.formats.segment import (
     read_header,
 )
 
-_NOTHING = (0, b"")
 _SMALL = 65_536
 """To read so many bytes costs less than to map their file anew."""
 
@@ -65,7 +63,6 @@ class Segment:
         self._inode: int | None = None
         self._map: pa.Buffer | None = None
         self._last = b""
-        self._fresh = _NOTHING
 
     def refresh(self, limit: int | None = None) -> None:
         """Take in what was appended since the last look, up to ``limit``."""
@@ -127,9 +124,6 @@ class Segment:
             raise
         self.position, self.end, self.tail = seen
         self._last = window.last or self._last
-        # What stands behind the end is not durable yet: its writer may take it back, and another write there.
-        known_bytes = window.data[: max(0, self.position - window.start)]
-        self._fresh = (window.start, known_bytes) if len(known_bytes) <= FRESH else _NOTHING
 
     def _load_index(self, fd: int) -> int:
         """Take in the index file, if its last batch is the one that stands in the segment; returns where that ends."""
@@ -148,7 +142,7 @@ class Segment:
     def add(self, position: int, header: Header) -> None:
         """Take in a batch that was just written."""
         self.index.add(position, header)
-        self._last, self._fresh = b"", _NOTHING
+        self._last = b""
         self.position, self.end, self.tail = position + header.length, header.end, Tail.CLEAN
 
     def end_at(self, position: int) -> int:
@@ -181,25 +175,8 @@ class Segment:
         self.index.verified[number] = True
         return batch
 
-    def few(self, number: int, partition: int) -> list[Row] | None:
-        """The rows of a small batch that has just come; None if it is for Arrow."""
-        message = self._seen(self.place(number)) if self.index.verified[number] else None
-        return None if message is None else decode_rows(message, partition)
-
-    def _seen(self, place: BatchPosition) -> bytes | None:
-        """The bytes of a batch, if they were read when it was found."""
-        start, data = self._fresh
-        at = place.position - start
-        if at < 0 or at + place.length > len(data):
-            return None
-        self._refuse_replaced(os.stat(self.path))
-        return data[at : at + place.length]
-
     def _bytes(self, place: BatchPosition) -> pa.Buffer:
         end = place.position + place.length
-        seen = self._seen(place)
-        if seen is not None:
-            return pa.py_buffer(seen)
         if self._map is None or self._map.size < end:
             if end == self.position and place.length <= _SMALL:
                 return self._tail(place)

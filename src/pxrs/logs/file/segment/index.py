@@ -35,11 +35,11 @@ class BatchIndex:
     def __len__(self) -> int:
         return len(self.bases)
 
-    def add(self, position: int, header: Header, verified: bool = False) -> None:
+    def add(self, position: int, header: Header) -> None:
         self.positions.append(position)
         self.bases.append(header.base)
         self.last_us.append(header.last_us)
-        self.verified.append(verified)
+        self.verified.append(False)
         self._producers.append(_NOBODY if header.stamp is None else self._note(header.stamp))
         self._sequences.append(0 if header.stamp is None else header.stamp.sequence)
 

@@ -21,15 +21,10 @@ from pxrs.logs.formats.segment import (
     contradicts_itself,
     header_size,
     read_header,
-    read_message,
 )
 
-FRESH = 16_384
-"""If no more than this was read to find the last batches, they are checked as a whole at once, and kept: they are what
-is asked for next."""
-
-_STEP = FRESH + 1
-"""To read more than that of a large batch would be in vain; to read less would not tell whether it is fresh."""
+_STEP = 16_384
+"""So much is read at a time to find many small headers; more of a large batch would be read in vain."""
 
 
 class Tail(Enum):
@@ -48,8 +43,8 @@ class ScanResult(NamedTuple):
     tail: Tail
 
 
-Take = Callable[[int, Header, bool], None]
-"""What is done with each whole batch on the way: its position, its header, and whether it was seen to be intact."""
+Take = Callable[[int, Header], None]
+"""What is done with each whole batch on the way: its position and its header."""
 
 
 class Window:
@@ -66,10 +61,6 @@ class Window:
         """The bytes of the header at a position, as far as the file has them."""
         size = _size_of(self._at(position, PREFIX))
         return self._at(position, size)
-
-    def rest(self, position: int) -> bytes:
-        """What was read from a position on."""
-        return self.data[position - self.start :]
 
     def _at(self, position: int, length: int) -> bytes:
         found = self.data[position - self.start : position - self.start + length]
@@ -100,15 +91,14 @@ def walk(
     while position < size:
         try:
             data = window.header(position)
-            small = len(window.data) <= FRESH
-            header, intact = read_message(window.rest(position) if small else data, body=small)
+            header = read_header(data)
         except NotAHeader:
             return ScanResult(position, expected, _judge(fd, path, position, expected))
         if header.base != expected:
             raise Damaged(f"{path}: the batch at byte {position} starts at offset {header.base}, not at {expected}")
         if position + header.length > size:
             return ScanResult(position, expected, Tail.PARTIAL)
-        take(position, header, intact)
+        take(position, header)
         window.last = data
         position += header.length
         expected = header.end
