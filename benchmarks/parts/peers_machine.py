@@ -10,11 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pxrs.io import syncfs
-from pxrs.logs.file import log as files
-
 _BLOCK = 8 * 2**20
-_SYNCS_AT_ONCE, _MANY = 16, 32  # as the log does it
+_SYNCS_AT_ONCE = 16  # as the log does it
 
 
 def raw_write(place: Path, size: int) -> float:
@@ -45,8 +42,7 @@ def raw_append(place: Path, size: int, files: int) -> float:
             rest = block
             while rest:
                 rest = rest[os.write(fd, rest) :]
-        if not (files >= _MANY and syncfs.sync_together(opened)):
-            list(threads.map(os.fdatasync, opened))
+        list(threads.map(os.fdatasync, opened))
         took = time.perf_counter() - began
     for fd in opened:
         os.close(fd)
@@ -66,7 +62,7 @@ def memory_copy(size: int) -> float:
 def counted_syncs() -> Iterator[list[str]]:
     """The syncs of this process while the block runs, by name."""
     seen: list[str] = []
-    places: list[tuple[Any, str]] = [(os, "fsync"), (os, "fdatasync"), (files, "sync_together")]
+    places: list[tuple[Any, str]] = [(os, "fsync"), (os, "fdatasync")]
     originals = [(place, name, getattr(place, name)) for place, name in places]
 
     def counting(name: str, original: Any) -> Any:

@@ -265,17 +265,13 @@ def test_b35_a_manifest_that_was_left_unsynced_is_synced_before_anything_is_dele
     assert sorted(seen[1:]) == [f"unlink {0:020d}.arrow", f"unlink {0:020d}.index"]
 
 
-@pytest.mark.parametrize(
-    ("partitions", "inject"),
-    [(3, "trace=all"), (40, "trace=all"), (40, "inject=syncfs:error=EIO")],
-    ids=["few files", "many files", "many files, whose common sync fails"],
-)
+@pytest.mark.parametrize("partitions", [3, 40], ids=["few files", "many files"])
 def test_b32_what_is_acknowledged_was_synced_in_every_partition(
-    children: Zygote, tmp_path: Path, partitions: int, inject: str
+    children: Zygote, tmp_path: Path, partitions: int
 ) -> None:
     queue, report = create(tmp_path / "orders", partitions), tmp_path / "report"
     args = {"report": str(report), "first": 0, "count": 4, "partitions": partitions, "segment_bytes": 3_000}
-    calls = children.traced(["-e", inject], "append", queue=str(queue), **args).calls
+    calls = children.traced([], "append", queue=str(queue), **args).calls
     unsynced: set[str] = set()
     for call in (call for call in calls if call.result != "-1"):
         path = re.findall(r"<([^>]*)>", call.args)[:1]
@@ -283,8 +279,6 @@ def test_b32_what_is_acknowledged_was_synced_in_every_partition(
             unsynced.add(path[0])
         elif call.name in ("fsync", "fdatasync"):
             unsynced.discard(path[0])
-        elif call.name == "syncfs":
-            unsynced.clear()
         elif call.name == "rename":
             assert not unsynced & set(re.findall(r'"([^"]*)"', call.args))
         elif call.name == "pwrite64":  # the mark, from which on readers see it

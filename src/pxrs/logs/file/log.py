@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from pxrs.errors import Closed, Damaged, Unavailable, disk_text
 from pxrs.io.fork import renew_in_child
-from pxrs.io.syncfs import sync_together
 from pxrs.io.watch.inotify import watch_directory
 from pxrs.logs.base import Chunk, FewRows, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Stamp
 from pxrs.logs.batches import check_entries, check_partition
@@ -37,8 +36,6 @@ from pxrs.logs.formats.segment import Room
 from pxrs.settings import Settings
 
 _SYNCS_AT_ONCE = 16
-_MANY = 32
-"""From so many files on, one sync of their file system is faster than one for each of them."""
 
 
 class FileLog(Log):
@@ -128,18 +125,14 @@ class FileLog(Log):
         if len(writers) == 1:
             writers[0].sync()
             return
-        files = [writer.file for writer in writers if writer.file >= 0]
-        if len(files) >= _MANY and sync_together(files):
-            return
+        shares = [writers[number::_SYNCS_AT_ONCE] for number in range(min(_SYNCS_AT_ONCE, len(writers)))]
         try:
-            tasks = [self._threads().submit(writer.sync) for writer in writers]
+            tasks = [self._threads().submit(_sync_all, share) for share in shares]
+            errors = [task.result() for task in tasks]
         except RuntimeError:  # the program ends, and Python gives no more threads
-            for writer in writers:
-                writer.sync()
-            return
-        for error in [task.exception() for task in tasks]:
-            if error is not None:
-                raise error
+            errors = [_sync_all(writers)]
+        for error in filter(None, errors):
+            raise error
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:
@@ -202,3 +195,14 @@ class FileLog(Log):
             self._partitions.clear()
         if pool is not None:
             pool.shutdown()
+
+
+def _sync_all(writers: Iterable[PartitionWriter]) -> Exception | None:
+    """Sync each of them, also after one that failed; returns the first error."""
+    first: Exception | None = None
+    for writer in writers:
+        try:
+            writer.sync()
+        except Exception as error:
+            first = first or error
+    return first
