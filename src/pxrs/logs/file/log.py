@@ -32,6 +32,7 @@ from pxrs.logs.file.queue_file import (
 from pxrs.logs.file.reader import PartitionFiles
 from pxrs.logs.file.sealing import seal, sweep_at_first_use, trim
 from pxrs.logs.file.writer import Entries, PartitionWriter
+from pxrs.logs.formats import few_rows
 from pxrs.logs.formats.segment import Room
 from pxrs.settings import Settings
 
@@ -91,7 +92,7 @@ class FileLog(Log):
         return self._store(batches, stamps or {})
 
     def append_rows(self, rows: Mapping[int, FewRows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
-        if self._settings.compression != "none":  # Arrow does that
+        if not few_rows.is_on or self._settings.compression != "none":  # compressing is left to Arrow
             return super().append_rows(rows, stamps)
         return self._store(rows, stamps or {})
 
