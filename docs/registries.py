@@ -110,13 +110,13 @@ pxrs.open(log="file:./orders", registry="sqlite:./registry.db", require=["durabl
 ```
 
 `require=` refuses a store that lacks a guarantee, before anything is created; one alone is one word,
-`require="durable"`. What a store guarantees is what it
+`require="durable"`. A store guarantees what it
 declares *and* what the tests below have shown on it; this table is made from their results:
 
 """
 _MEANINGS = "\n"
 _SCENARIOS = """
-What happened to each store in the tests, on real servers (PostgreSQL, MariaDB, etcd, Valkey, NATS). After each, nothing
+These faults happened to each store in the tests, on real servers (PostgreSQL, MariaDB, etcd, Valkey, NATS). After each, nothing
 was lost, every partition had one owner again, and order was kept. A dash: that cannot happen there.
 
 """
