@@ -116,7 +116,7 @@ declares *and* what the tests below have shown on it; this table is made from th
 """
 _MEANINGS = "\n"
 _SCENARIOS = """
-The tests make these faults on each store, on real servers (PostgreSQL, MariaDB, etcd, Valkey, NATS). After each, nothing
+Tests make these faults on each store, on real servers (PostgreSQL, MariaDB, etcd, Valkey, NATS). After each, nothing
 was lost, every partition had one owner again, and order was kept. A dash: that cannot happen there.
 
 """
