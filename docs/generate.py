@@ -106,9 +106,11 @@ def decisions_page() -> str:
         "# Decisions\n\nWhy PXRS is as it is, and how to check that it still is. Superseded, not edited.\n\n",
     ]
     for path in sorted((DOCS / "decisions").glob("[0-9]*.md")):
-        heading = path.read_text(encoding="utf-8").splitlines()[0]
+        heading, _, status = path.read_text(encoding="utf-8").splitlines()[:3]
         title = re.sub(r"^#\s*(\d+[.:]?\s*)?", "", heading)
-        lines.append(f"- [{path.stem[:4]}]({path.name}) {title}\n")
+        later = re.match(r"Superseded by \[(\d+)\]", status)
+        note = f" (superseded by {later[1]})" if later else ""
+        lines.append(f"- [{path.stem[:4]}]({path.name}) {title}{note}\n")
     return "".join(lines)
 
 
