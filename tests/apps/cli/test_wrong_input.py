@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import pxrs as library
 from pxrs.apps.cli.consume_session import refuse_unknown
 from pxrs.drivers import find_driver
 from pxrs.errors import BadUrl
@@ -88,3 +89,17 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     with pytest.raises(BadUrl, match=rf"needs the package sqlalchemy: pip install 'pxrs\[{extra}\]'"):
         find_driver("pxrs.stores", f"{scheme}://host/db")
+
+
+def test_a_skip_behind_the_end_of_the_input_says_so(pxrs: Pxrs) -> None:
+    make_queue(pxrs)
+    shown = pxrs("produce", QUEUE, "--skip", "3", stdin="a\nb\n")
+    assert shown.code == 0 and "no message behind the first 3" in shown.err
+
+
+def test_a_header_of_any_bytes_is_sent_as_it_was_typed(pxrs: Pxrs) -> None:
+    make_queue(pxrs)
+    assert pxrs("produce", QUEUE, "--header", "trace=\udcff", stdin="a\n").code == 0
+    with library.open(QUEUE, create=False) as queue:
+        found = [message for partition in range(4) for message in queue.read(partition, 0)]
+    assert [message.headers["trace"] for message in found] == [b"\xff"]

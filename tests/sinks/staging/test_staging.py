@@ -285,3 +285,9 @@ def test_a_staging_directory_on_another_file_system_is_refused_before_the_commit
     with pytest.raises(BadSetting, match="another file system"):
         sink.stage(batch, output_of(batch))
     assert os.listdir(tmp_path / "aside" / "_staging" / "plans") == ["place.json"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800"], ids=["NUL", "half of a character"])
+def test_a_directory_that_no_file_system_can_name_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadSetting, match="holds a NUL character or half of a character"):
+        ParquetSink(tmp_path / name)

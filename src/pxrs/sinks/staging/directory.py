@@ -41,6 +41,8 @@ from pxrs.sinks.staging.plan_and_seal import (
 logger = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # one letter is no scheme
+_STORABLE = re.compile("[^\0\ud800-\udc7f\udd00-\udfff]*")
+"""Names of files: surrogates from U+DC80 to U+DCFF stand for bytes that are not UTF-8."""
 _OLD_UNFINISHED = ".plan"
 """Up to 0.5.1 a plan on its way stood in the root, under the name of its batch with this ending."""
 
@@ -58,6 +60,8 @@ def local_directory(place: object, name: str = "directory") -> str:
         text = rest.removeprefix("//")
     if not text:
         raise BadSetting(f"directory = {place!r} names no directory")
+    if not _STORABLE.fullmatch(text):
+        raise BadSetting(f"directory = {place!r} holds a NUL character or half of a character: no file can have it")
     path = os.path.abspath(text)
     if os.path.lexists(path) and not os.path.isdir(path):
         raise BadSetting(f"directory = {path!r} is a file; a sink needs a directory of its own")

@@ -176,6 +176,12 @@ def test_a_dump_carries_the_id_back_into_a_lost_registry(ready: Pxrs, tmp_path: 
     assert consume(ready, "--registry", OWN).out == ""
 
 
+def test_no_groups_of_a_registry_that_is_not_the_logs_is_an_error(ready: Pxrs) -> None:
+    shown = ready("group", "list", QUEUE)
+    assert shown.code == 1 and shown.out == "" and "own.db" in shown.err
+    assert ready("group", "list", QUEUE, "--registry", OWN).code == 0
+
+
 def test_a_dump_of_a_registry_that_is_not_the_logs_is_refused(ready: Pxrs) -> None:
     shown = ready("registry", "dump", QUEUE)
     assert shown.code == 1 and shown.out == "" and "own.db" in shown.err and "registry.db beside" in shown.err
@@ -211,8 +217,8 @@ def test_help_says_when_a_registry_is_recorded(pxrs: Pxrs, verb: str) -> None:
 
 
 def test_warnings_of_the_library_say_who_speaks(ready: Pxrs, pxrs_process) -> None:  # type: ignore[no-untyped-def]  # the fixture's type
-    shown = pxrs_process("group", "list", QUEUE)
-    assert shown.code == 0 and shown.err.startswith("pxrs: queue 'orders' belongs to sqlite:")
+    shown = pxrs_process("group", "describe", QUEUE, "billing")
+    assert shown.code == 1 and shown.err.startswith("pxrs: queue 'orders' belongs to sqlite:")
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ def produce(
             with signals(counter.end):
                 counter.send_all(islice(_counted(found, advance), skip, None))
         print(f"sent {counted(counter.sent, 'message')} to {queue.name!r}")
+        if skip and not counter.sent:
+            note(f"the input has no message behind the first {skip}, which --skip leaves out")
     if verbose:
         show(Table(["PARTITION", "MESSAGES"], sorted(counter.by_partition.items())), "table")
 
@@ -78,7 +80,9 @@ def _headers(pairs: list[str]) -> dict[str, bytes] | None:
             raise WrongUsage(f"--header {pair!r}: write NAME=VALUE")
         if pair.startswith("="):
             raise WrongUsage(f"--header {pair!r}: it has no name; write NAME=VALUE")
-    return {name: value.encode() for name, _, value in (pair.partition("=") for pair in pairs)} or None
+    return {
+        name: value.encode(errors="surrogateescape") for name, _, value in (pair.partition("=") for pair in pairs)
+    } or None
 
 
 def _counted(found: Iterator[Entry], advance: Callable[[int], None]) -> Iterator[Entry]:

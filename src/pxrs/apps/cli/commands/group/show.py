@@ -32,6 +32,8 @@ def list_groups(url: Url, output: Output = "table", registry: RegistryUrl = None
     """The groups of a queue, with their state and lag."""
     with opened(url, registry) as queue:
         handles = [queue.group(name) for name in queue.groups()]
+        if not handles:
+            queue.check_registry()  # "no groups" of a registry that is not the log's would mislead
         for handle in handles:
             handle.begin_to_watch()
         views = [handle.describe() for handle in handles]
@@ -243,4 +245,6 @@ def drain(url: Url, group: GroupName, member: MemberName, registry: RegistryUrl 
 
 
 def _which(partitions: list[int] | None) -> str:
-    return f"partitions {ranges(sorted(partitions))}" if partitions else "all partitions"
+    if not partitions:
+        return "all partitions"
+    return f"{'partition' if len(set(partitions)) == 1 else 'partitions'} {ranges(sorted(set(partitions)))}"
