@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -12,6 +12,7 @@ from pxrs.errors import Closed, PxrsError, Unavailable
 from pxrs.io.signals import wait_long
 from pxrs.model import Batch, Grant, Owner, Partition
 from pxrs.runtime.batches.held_partitions import HeldPartitions
+from pxrs.runtime.group.meter import Meter
 from pxrs.runtime.ports.events import Report
 from pxrs.runtime.ports.sink import Sink
 from pxrs.runtime.registry.registry import Changed, CommitRequest
@@ -22,25 +23,36 @@ GROUP = "_backfill"
 
 
 class Backfill:
-    """Stands where a membership stands: it owns every partition from the start, and every commit succeeds."""
+    """What a pipeline without a group works for: it owns every partition from the start, and every commit succeeds.
+
+    It has what a ``Membership`` has, so that a pipeline need not know which of the two it got.
+    """
 
     def __init__(
-        self, shares: HeldPartitions, begin: Mapping[int, int], ends: Mapping[int, int], report: Report
+        self, shares: HeldPartitions, begin: Mapping[int, int], ends: Mapping[int, int], report: Report, meter: Meter
     ) -> None:
         self.owner = Owner("backfill", secrets.token_hex(16))
-        self.ends = dict(ends)
+        self.ends: Mapping[int, int] | None = dict(ends)
         self.report = report
+        self.meter = meter
         self.stopping = False
+        self.ended: Callable[[], None] = lambda: None
+        self.error: PxrsError | None = None
         self._shares = shares
         self._begin = {p: offset for p, offset in begin.items() if p in ends}
-        self._error: PxrsError | None = None
+        self._deferred: Deferred | None = None
         self._done = threading.Event()
-        self._started = False
+        self._entered = False
+
+    def defer(self, sink: Sink | None) -> Sink | None:
+        """The sink for the loop: it shows nothing before the end."""
+        self._deferred = None if sink is None else Deferred(sink)
+        return self._deferred
+
+    def enter(self) -> None:
+        self._entered = True
 
     def start(self) -> None:
-        if self._started:
-            raise Closed("a backfill starts once; make a new one")
-        self._started = True
         self._shares.extend(float("inf"))
         for partition, offset in self._begin.items():
             self._shares.start(Grant(partition, self.owner, 0), offset, paused=False, note="")
@@ -54,28 +66,44 @@ class Backfill:
     @property
     def is_over(self) -> bool:
         """Whether every partition has reached its end."""
-        return all((self._shares.where(p) or 0) >= end for p, end in self.ends.items())
+        return all((self._shares.where(p) or 0) >= end for p, end in (self.ends or {}).items())
+
+    def conclude(self) -> None:
+        """The loop has ended: show the output if all of it is there, and none of it else."""
+        try:
+            if not self.is_over:
+                self.fail(Closed("the backfill was stopped before its end, and has shown nothing"))
+            if self._deferred is not None:
+                self._deferred.publish_all() if self.error is None else self._deferred.discard_all()
+        except Exception as error:
+            self.fail(Unavailable(f"the output of the backfill cannot be published: {error}"))
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._done.set()
+        self.ended()
 
     def request_stop(self) -> None:
         self.stopping = True
         self._shares.bell.set()
 
     def fail(self, error: PxrsError) -> None:
-        self._error = self._error or error
+        self.error = self.error or error
         self.request_stop()
 
-    def finish(self) -> None:
-        """The loop has ended."""
-        self._done.set()
-
-    def stop(self, timeout: float | None = None, own_threads: Any = ()) -> None:
+    def stop(self, timeout: float | None = None, own_threads: Sequence[threading.Thread] = ()) -> None:
         self.request_stop()
-        if threading.current_thread() not in own_threads and not self.wait(timeout):
+        if not self._entered:
+            self._finish()
+        elif threading.current_thread() not in own_threads and not self.wait(timeout):
             raise Unavailable(f"the backfill is still in a batch after {timeout} s")
 
     def kill(self) -> None:
         self._shares.halt()
         self.request_stop()
+
+    end_with_process = kill
 
     def wait(self, timeout: float | None = None) -> bool:
         return wait_long(self._done.wait, timeout)
@@ -83,10 +111,6 @@ class Backfill:
     @property
     def is_done(self) -> bool:
         return self._done.is_set()
-
-    @property
-    def error(self) -> PxrsError | None:
-        return self._error
 
     @property
     def state(self) -> str:

@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
@@ -21,6 +21,7 @@ from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
 from pxrs.io.clock import Clock
 from pxrs.io.process_exit import Stage, at_exit, signals_caught
 from pxrs.io.signals import wait_long
+from pxrs.model import Owner
 from pxrs.runtime.group.member import Member
 from pxrs.runtime.group.meter import Meter
 from pxrs.runtime.ports.events import Report
@@ -86,6 +87,10 @@ class Membership:
     ``halt`` ends the work as a crash would; ``ended`` is told when all is over.
     """
 
+    is_over = False
+    """What a group works on has no end."""
+    ends: Mapping[int, int] | None = None
+
     def __init__(
         self,
         registry: Registry,
@@ -114,6 +119,10 @@ class Membership:
         _all.add(self)
 
     # ---- what engines call ------------------------------------------------------------------------------------------
+
+    @property
+    def owner(self) -> Owner:
+        return self.member.me
 
     def start(self) -> None:
         if self._loop.thread.ident is not None:

@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pyspark.sql import SparkSession
@@ -20,8 +20,7 @@ from pyspark.sql import SparkSession
 from pxrs.errors import BadSetting, Closed, HandlerFailed, PxrsError, Unavailable
 from pxrs.io.clock import Clock, SystemClock
 from pxrs.io.process_exit import Stage, at_exit
-from pxrs.model import Owner
-from pxrs.runtime.batches.backfill import GROUP, Backfill, Deferred
+from pxrs.runtime.batches.backfill import GROUP, Backfill
 from pxrs.runtime.batches.held_partitions import HeldPartitions
 from pxrs.runtime.batches.loop import BatchLoop
 from pxrs.runtime.batches.parts import BatchParts
@@ -96,13 +95,15 @@ class Pipeline:
         self._runner = Runner(
             spark, queue.log, process, map_arrow, columns, schema, sink is not None, self._settings.fast_rows
         )
-        self._deferred: Deferred | None = None
+        self._life: Membership | Backfill
+        self._conclude: Callable[[], None] = lambda: None
         if group is None:
-            self._life: Membership | Backfill = self._backfill(start, end, told)
-            sink = self._deferred = Deferred(sink) if sink is not None else None
+            self._life = backfill = self._backfill(start, end, told)
+            sink, self._conclude = backfill.defer(sink), backfill.conclude
         else:
             self._life = self._member(spark, member, start, end, told)
             bind(sink, queue.store)
+        self._life.ended = weakly(self._ended)
         self._parts = self._assembly(sink, start)
         self._loop = BatchLoop(self._parts)
         self._thread = threading.Thread(target=self._run, name=f"pxrs-batches-{self._group.name}", daemon=True)
@@ -114,8 +115,7 @@ class Pipeline:
         """Begin, without blocking."""
         if self._thread.ident is not None:
             raise Closed("a pipeline starts once; make a new one")
-        if isinstance(self._life, Membership):
-            self._life.enter()  # in this thread: what is refused now is raised here
+        self._life.enter()  # in this thread: what is refused now is raised here
         self._queue.users.add(self)
         self._thread.start()
         return self
@@ -138,8 +138,6 @@ class Pipeline:
     def stop(self, timeout: float | None = None) -> None:
         """Leave cleanly: finish the running batch, commit, release; the others see it at once. Blocks until done."""
         check_seconds("timeout", timeout)
-        if self._thread.ident is None and isinstance(self._life, Backfill):
-            self._life.finish()
         self._life.stop(timeout, [self._thread])
         if self._thread.ident is not None and threading.current_thread() is not self._thread and self._life.is_done:
             self._thread.join(LAST_SECONDS)
@@ -188,8 +186,6 @@ class Pipeline:
     @property
     def meter(self) -> Meter:
         """This pipeline's metrics."""
-        if isinstance(self._life, Backfill):
-            return Meter(self._queue.log, GROUP, self._clock)
         return self._life.meter
 
     def __repr__(self) -> str:
@@ -216,7 +212,6 @@ class Pipeline:
             )
         self._group.resolve(_each(start, [0]))  # a bad start is refused here, not later in a thread
         membership = self._queue.join(self._group.name, self._shares, member, about(spark), self._settings, told)
-        membership.ended = weakly(self._ended)
         self._shares.wake = membership.wake
         return membership
 
@@ -231,14 +226,14 @@ class Pipeline:
         for partition, first in begin.items():
             if first > ends[partition]:
                 raise BadSetting(f"partition {partition}: start {first} is behind end {ends[partition]}")
-        return Backfill(self._shares, begin, ends, told)
+        return Backfill(self._shares, begin, ends, told, Meter(self._queue.log, GROUP, self._clock))
 
     def _assembly(self, sink: Sink | None, start: Places) -> BatchParts:
         life = self._life
         return BatchParts(
             log=self._queue.log,
             group=self._group.name,
-            owner=self._owner,
+            owner=life.owner,
             shares=self._shares,
             settings=self._settings,
             clock=self._clock,
@@ -254,26 +249,20 @@ class Pipeline:
             fail=self._fail,
             report=life.report,
             max_partitions=self._queue.store.max_atomic,
-            ends=life.ends if isinstance(life, Backfill) else None,
+            ends=life.ends,
             is_over=self._is_over,
             is_stopping=lambda: life.stopping or life.is_done or self._shares.is_halted,
-            idle_seconds=LOOK_SECONDS if isinstance(life, Backfill) else None,
+            idle_seconds=None if life.ends is None else LOOK_SECONDS,
         )
 
-    @property
-    def _owner(self) -> Owner:
-        return self._life.owner if isinstance(self._life, Backfill) else self._life.member.me
-
     def _is_over(self) -> bool:
-        if isinstance(self._life, Backfill):
+        if self._target is None or self._life.ends is not None:
             return self._life.is_over
-        if self._target is None:
-            return False
         try:
             rows = self._group.registry.partitions()
         except Unavailable:
             return False
-        me, shares = self._owner.id, self._shares
+        me, shares = self._life.owner.id, self._shares
         if any(owes_output(row, me, shares.where(row.number)) for row in rows):
             return False
         return all(row.position >= self._target[row.number] for row in rows)
@@ -284,8 +273,7 @@ class Pipeline:
         if self._is_warm():
             self._life.start()
             self._loop.run()
-        if isinstance(self._life, Backfill):
-            self._finish_backfill(self._life)
+        self._conclude()
 
     def _is_warm(self) -> bool:
         """Get Spark ready before the group hears of this member: nothing waits for it meanwhile."""
@@ -309,21 +297,8 @@ class Pipeline:
 
     def end_with_process(self) -> list[threading.Thread]:
         """Take no more batches; returns the thread that ends by this."""
-        if isinstance(self._life, Backfill):  # a membership is told by its own hook
-            self._life.kill()
+        self._life.end_with_process()
         return [self._thread]
-
-    def _finish_backfill(self, life: Backfill) -> None:
-        try:
-            if not life.is_over:
-                life.fail(Closed("the backfill was stopped before its end, and has shown nothing"))
-            if self._deferred is not None:
-                self._deferred.publish_all() if life.error is None else self._deferred.discard_all()
-        except Exception as error:
-            life.fail(Unavailable(f"the output of the backfill cannot be published: {error}"))
-        finally:
-            life.finish()
-            self._queue.users.discard(self)
 
     def _ended(self) -> None:
         """The member is gone. A batch that still runs does not count any more: let Spark drop it."""
