@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pxrs.spark.setup.register import register
     from pxrs.spark.setup.session import session
     from pxrs.spark.stream.foreach_batch import fenced
-    from pxrs.spark.write.routing import routed
+    from pxrs.spark.write.columns import routed
 
 __all__ = ["Pipeline", "fenced", "frame", "py_files", "register", "routed", "session"]
 
@@ -34,7 +34,7 @@ _HOMES = {
     "frame": "pxrs.spark.read.frame",
     "py_files": "pxrs.spark.setup.py_files",
     "register": "pxrs.spark.setup.register",
-    "routed": "pxrs.spark.write.routing",
+    "routed": "pxrs.spark.write.columns",
     "session": "pxrs.spark.setup.session",
 }
 _EXTRA = {"pyspark", "py4j", "pandas"}

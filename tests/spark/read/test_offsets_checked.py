@@ -17,7 +17,7 @@ from pxrs.logs.base import LogIdentity
 from pxrs.model import Range
 from pxrs.spark.stream.offsets import Planned, check_origin, decode, decode_positions, encode_positions, is_of_group
 from pxrs.spark.stream.side_files import Sheet, SideFiles, SinkReport, SourceConfig
-from pxrs.spark.write.from_group import planned_in
+from pxrs.spark.write.commit import planned_in
 
 LOG = LogIdentity("orders", 2, "xxh64-spark", "pmod", "log-id")
 PLANNED = Planned("orders", "log-id", "billing", "A", "life", 7, True, (Range(0, 5, 9, 3), Range(1, 0, 0, 1)))

@@ -21,7 +21,7 @@ from pxrs.errors import Fenced, Refused, Unexpected
 from pxrs.runtime.registry.registry import Registry
 from pxrs.sinks import QueueSink
 from pxrs.spark.write import commit as sink_commit
-from pxrs.spark.write.from_group import planned_in
+from pxrs.spark.write.commit import planned_in
 from pxrs.spark.write.paths import WritePaths
 from pxrs.spark.write.writer import stream_writer
 from tests.spark.helpers import EACH, PARTITIONS, open_orders, run_fresh
