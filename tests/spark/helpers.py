@@ -13,6 +13,8 @@ import pyarrow as pa
 
 import pxrs
 from pxrs.logs.base import ENTRY_SCHEMA
+from pxrs.spark.read.frame import frame_spec, table_of
+from pxrs.spark.read.plan import Ranges, check_ranges
 
 TIME_MS = 1_700_000_000_000
 """The message at offset n is n seconds younger than this."""
@@ -63,3 +65,9 @@ def run_fresh(script: str, *arguments: str, env: Mapping[str, str] | None = None
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def arrow_of(queue: pxrs.Queue, ranges: Ranges, columns: Any = None, map_arrow: Any = None, schema: Any = None) -> Any:
+    """What ``frame`` would hold, read in this process, as a pipeline reads small batches."""
+    spec = frame_spec(queue.log.identity.name, columns, map_arrow, schema)
+    return table_of(queue.log, check_ranges(queue.log, ranges), spec)[0]

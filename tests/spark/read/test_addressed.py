@@ -14,7 +14,8 @@ from pxrs.errors import Refused
 from pxrs.logs.base import ENTRY_SCHEMA
 from pxrs.rules.addressing import ONLY_FOR, Reader
 from pxrs.spark import Pipeline, frame
-from pxrs.spark.read.frame import group_frame, group_table
+from pxrs.spark.read.frame import frame_of, frame_spec, table_of
+from pxrs.spark.read.plan import check_ranges, slices_of
 from pxrs.spark.stream.group_reader import GroupReader
 from pxrs.spark.write.task import Routing, WriteJob, to_body
 from tests.spark.stream.helpers import Checkpoint, Query, member_of
@@ -65,12 +66,14 @@ OTHERS = [n for n in OWN if n % 10]
 def test_a_group_passes_over_what_is_for_another_one_however_it_reads(
     spark: SparkSession, queue: pxrs.Queue, group: str, wanted: list[int]
 ) -> None:
-    reader, ranges = Reader(queue.log.identity.id, group), {0: (0, ROWS)}
-    by_jvm_and_tasks = group_frame(spark, queue, ranges, reader, columns=["value"])
-    assert numbers([row.value for row in by_jvm_and_tasks.collect()]) == wanted
-    by_tasks = group_frame(spark, queue, ranges, reader, columns=["value"], map_arrow=lambda batch: batch)
-    assert numbers([row.value for row in by_tasks.collect()]) == wanted
-    table, passed_over = group_table(queue.log, ranges, reader, columns=["value"])
+    ranges, reader = {0: (0, ROWS)}, Reader(queue.log.identity.id, group)
+    spec = frame_spec("orders", ["value"], None, None).of_group(reader)
+    mapped = frame_spec("orders", ["value"], lambda batch: batch, None).of_group(reader)
+    wanted_ranges = check_ranges(queue.log, ranges)
+    slices = slices_of(queue.log, wanted_ranges)
+    for by_jvm_or_tasks in (spec, mapped):
+        assert numbers([row.value for row in frame_of(spark, slices, by_jvm_or_tasks).collect()]) == wanted
+    table, passed_over = table_of(queue.log, wanted_ranges, spec)
     assert numbers(table.column("value").to_pylist()) == wanted and passed_over == ROWS - len(wanted)
     assert len(frame(spark, queue, ranges).collect()) == ROWS, "who reads without a group sees everything"
 

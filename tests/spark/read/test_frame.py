@@ -17,10 +17,10 @@ from pxrs.errors import BadSetting, BeyondEnd, NotFound, Refused
 from pxrs.model import Range
 from pxrs.spark import frame
 from pxrs.spark.read.columns import PLAIN, TYPES, schema_of
-from pxrs.spark.read.frame import arrow_of, output_schema
-from pxrs.spark.read.plan import Slice, pack, plan_of
+from pxrs.spark.read.frame import frame_spec
+from pxrs.spark.read.plan import Plan, Slice, pack, slices_of, spread
 from pxrs.spark.read.task import ENOUGH_ROWS, MOST_ROWS, ReadSpec, batches_of
-from tests.spark.helpers import EACH, PARTITIONS, messages, values_of
+from tests.spark.helpers import EACH, PARTITIONS, arrow_of, messages, values_of
 
 pytestmark = pytest.mark.xdist_group("spark")
 
@@ -179,7 +179,7 @@ def test_few_but_heavy_messages_are_not_piled_up() -> None:
 def test_b78_a_task_that_runs_again_reads_the_same(orders: pxrs.Queue) -> None:
     from pxrs.spark.read.source import PlannedReader
 
-    plan = plan_of(orders.log, [Range(0, 3, 20), Range(1, 0, 25)], PLAIN, tasks=1)
+    plan = Plan("orders", PLAIN, spread(slices_of(orders.log, [Range(0, 3, 20), Range(1, 0, 25)]), tasks=1))
     [partition] = PlannedReader(plan, schema_of(PLAIN)).partitions()
     runs = [list(PlannedReader(plan, schema_of(PLAIN)).read(partition)) for _ in range(2)]
     assert runs[0] == runs[1] and sum(batch.num_rows for batch in runs[0]) == 42
@@ -235,7 +235,7 @@ def test_columns_are_found_by_name_and_cast(orders: pxrs.Queue) -> None:
     ids=["ddl", "spark", "arrow"],
 )
 def test_a_schema_can_be_said_in_three_ways(spark: SparkSession, schema: str | StructType | pa.Schema) -> None:
-    assert output_schema(None, lambda batch: batch, schema) == StructType([StructField("n", LongType())])
+    assert frame_spec("orders", None, lambda batch: batch, schema).schema == StructType([StructField("n", LongType())])
 
 
 def test_a_function_that_fails_names_the_place(spark: SparkSession, orders: pxrs.Queue) -> None:
@@ -273,7 +273,7 @@ def test_what_does_not_fit_the_schema_is_refused(orders: pxrs.Queue, returned: o
 )
 def test_a_function_that_says_nothing_of_its_schema_is_refused(orders: pxrs.Queue, function: object, said: str) -> None:
     with pytest.raises(BadSetting, match=said):
-        arrow_of(orders, {0: (0, 1)}, map_arrow=function)  # type: ignore[arg-type]  # also what is no such function
+        arrow_of(orders, {0: (0, 1)}, map_arrow=function)
 
 
 def test_a_schema_without_a_function_is_refused(orders: pxrs.Queue) -> None:

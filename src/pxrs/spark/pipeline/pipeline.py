@@ -35,7 +35,7 @@ from pxrs.runtime.ports.sink import Sink, bind, check_sink
 from pxrs.runtime.queue.queue import Queue
 from pxrs.settings import Settings, check_seconds, settings_or
 from pxrs.spark.pipeline.runner import Process, Runner, about, as_raised
-from pxrs.spark.read.session_kind import check_session
+from pxrs.spark.read.frame import check_session
 
 if TYPE_CHECKING:
     from pxrs.spark.read.frame import Schema

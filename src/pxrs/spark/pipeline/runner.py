@@ -12,14 +12,15 @@ import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
-from pxrs.errors import BadSetting, Damaged, Refused, StopConsuming, Unavailable
+from pxrs.errors import BadSetting, Damaged, StopConsuming, Unavailable
 from pxrs.logs.base import Log
 from pxrs.logs.read_errors import ReadFailed, reading
 from pxrs.model import Batch
 from pxrs.rules.addressing import Reader
 from pxrs.runtime.delivery import taking
-from pxrs.spark.read.columns import check_columns, schema_of
-from pxrs.spark.read.frame import Schema, group_frame, group_table, nothing, output_schema, to_arrow
+from pxrs.spark.read.columns import schema_of
+from pxrs.spark.read.frame import Schema, frame_of, frame_spec, nothing, slices_for_tasks, table_of
+from pxrs.spark.read.plan import Slice
 from pxrs.spark.read.task import MapArrow, results
 
 FAST_BYTES = 16 << 20
@@ -51,9 +52,7 @@ class Runner:
         self._spark = spark
         self._log = log
         self._process = taking(process, 2)
-        self._map_arrow = map_arrow
-        self._columns = check_columns(columns)
-        self._schema = output_schema(columns, map_arrow, schema)
+        self._spec = frame_spec(log.identity.name, columns, map_arrow, schema)
         self._has_sink = has_sink
         self._fast_rows = fast_rows
         self._running: str | None = None
@@ -64,13 +63,18 @@ class Runner:
         """The output of a batch: a DataFrame, or an Arrow table; None without a sink."""
         self._running = batch.name  # also after this returns: a sink computes what is lazy
         self.passed_over = 0
-        return self._run(batch, self._table(batch) if self._is_small(batch) else None)
-
-    def _run(self, batch: Batch, table: pa.Table | None) -> Any:
-        if table is not None and self._process is None:
+        spec = self._spec.of_group(Reader(self._log.identity.id, batch.group))  # a backfill's group is nobody's
+        slices = self._for_tasks(batch)
+        if slices is not None:
+            self._label(batch)
+            return self._processed(frame_of(self._spark, slices, spec), batch)
+        table, self.passed_over = table_of(self._log, batch.ranges, spec)
+        if self._process is None:
             return table
         self._label(batch)
-        df = self._frame(batch) if table is None else self._spark.createDataFrame(table, schema=self._schema)
+        return self._processed(self._spark.createDataFrame(table, schema=spec.schema), batch)
+
+    def _processed(self, df: DataFrame, batch: Batch) -> Any:
         if self._process is not None:
             return self._checked(self._process(df, batch))
         if self._has_sink:
@@ -83,28 +87,14 @@ class Runner:
             return output
         raise BadSetting("process returned a DataFrame, and there is no sink= to write it: nothing would be computed")
 
-    def _is_small(self, batch: Batch) -> bool:
-        try:
-            with reading():
-                pieces = [p for r in batch.ranges for p in self._log.pieces(r.partition, r.start, r.end)]
-        except Refused:
-            return True  # a log in memory is read in this process, or not at all
-        return batch.rows <= self._fast_rows and sum(piece.length for piece in pieces) <= FAST_BYTES
-
-    def _table(self, batch: Batch) -> pa.Table:
-        schema = None if self._map_arrow is None else self._schema
-        reader = self._reader(batch)
-        table, self.passed_over = group_table(self._log, batch.ranges, reader, self._columns, self._map_arrow, schema)
-        return table
-
-    def _frame(self, batch: Batch) -> DataFrame:
-        schema = None if self._map_arrow is None else self._schema
-        reader = self._reader(batch)
-        return group_frame(self._spark, self._log, batch.ranges, reader, self._columns, self._map_arrow, schema)
-
-    def _reader(self, batch: Batch) -> Reader:
-        """A backfill is no group: it passes over everything that is for one group only."""
-        return Reader(self._log.identity.id, batch.group)
+    def _for_tasks(self, batch: Batch) -> tuple[Slice, ...] | None:
+        """What tasks read of a batch; None if it is small, or in this process' memory: then it is read here."""
+        with reading():
+            slices = slices_for_tasks(self._log, batch.ranges)
+        if slices is None or batch.rows > self._fast_rows:
+            return slices
+        size = sum(piece.length for part in slices for piece in part.pieces)
+        return slices if size > FAST_BYTES else None
 
     def _label(self, batch: Batch) -> None:
         """What the Spark UI shows beside the jobs of this batch."""
@@ -113,18 +103,20 @@ class Runner:
 
     def warm_up(self) -> None:
         """Let Spark load what the first batch needs, before anybody waits for it: that takes seconds."""
-        self._spark.createDataFrame(to_arrow(self._schema).empty_table(), schema=self._schema).collect()
+        self._empty().collect()
         if sum(self._log.bounds(p)[1] for p in range(self._log.identity.partitions)) > self._fast_rows:
-            _compute(nothing(self._spark, self._log, self._columns, self._schema))
+            _compute(nothing(self._spark, self._spec._replace(map_arrow=None)))
+
+    def _empty(self) -> DataFrame:
+        spec = self._spec
+        return self._spark.createDataFrame(spec.reading.schema.empty_table(), schema=spec.schema)
 
     def probe(self, batch: Batch) -> Any:
         """Run the user's functions, where this batch runs them, on no message at all."""
-        if self._map_arrow is not None:
-            list(results(self._map_arrow(pa.RecordBatch.from_pylist([], schema=schema_of(self._columns)))))
-        if self._is_small(batch):
-            df = self._spark.createDataFrame(to_arrow(self._schema).empty_table(), schema=self._schema)
-        else:
-            df = nothing(self._spark, self._log, self._columns, self._schema, self._map_arrow)
+        given, map_arrow = schema_of(self._spec.reading.columns), self._spec.map_arrow
+        if map_arrow is not None:
+            list(results(map_arrow(pa.RecordBatch.from_pylist([], schema=given))))
+        df = self._empty() if self._for_tasks(batch) is None else nothing(self._spark, self._spec)
         output = self._process(df, replace(batch, ranges=())) if self._process is not None else df
         if isinstance(output, DataFrame) and not self._has_sink:
             _compute(output)

@@ -10,7 +10,6 @@ from pxrs.errors import BadSetting, Refused
 from pxrs.logs.base import Log, Piece
 from pxrs.logs.batches import check_partition, refuse_offset
 from pxrs.model import Range
-from pxrs.rules.addressing import Reader
 
 Ranges = Mapping[int, tuple[int, int]] | Iterable[Range]
 """``{partition: (start, end)}``, or ``Range`` objects, also several of one partition."""
@@ -27,12 +26,11 @@ class Slice(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which columns of a queue are read, and by which task which slices; ``reader`` is the group, if one reads."""
+    """Which columns of a queue are read, and by which task which slices."""
 
     topic: str
     columns: tuple[str, ...]
     tasks: tuple[tuple[Slice, ...], ...]
-    reader: Reader | None = None
 
 
 # ---- planning --------------------------------------------------------------------------------------------------------
@@ -74,16 +72,15 @@ def _shown(part: Range) -> str:
     return f"[{part.start}, {part.end})"
 
 
-def plan_of(log: Log, wanted: Iterable[Range], columns: tuple[str, ...], tasks: int) -> Plan:
+def spread(slices: Iterable[Slice], tasks: int) -> tuple[tuple[Slice, ...], ...]:
     """Who reads what: at most so many tasks, with about as many rows each, and a partition in one of them only."""
     if tasks < 1:
         raise BadSetting(f"tasks = {tasks!r}: at least 1")
-    by_partition: dict[int, list[Range]] = {}
-    for part in wanted:
+    by_partition: dict[int, list[Slice]] = {}
+    for part in slices:
         by_partition.setdefault(part.partition, []).append(part)
-    rows = {number: sum(part.rows for part in parts) for number, parts in by_partition.items()}
-    groups = ([part for number in group for part in by_partition[number]] for group in pack(rows, tasks))
-    return Plan(log.identity.name, columns, tuple(slices_of(log, group) for group in groups))
+    rows = {number: sum(part.end - part.start for part in parts) for number, parts in by_partition.items()}
+    return tuple(tuple(part for number in group for part in by_partition[number]) for group in pack(rows, tasks))
 
 
 def slices_of(log: Log, parts: Iterable[Range]) -> tuple[Slice, ...]:
