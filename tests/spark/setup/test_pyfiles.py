@@ -82,11 +82,3 @@ def test_the_format_is_registered_where_executors_are_elsewhere(master: str, nee
 def test_the_format_is_registered_where_the_library_is_in_a_zip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "__file__", "/somewhere/pxrs.zip/pxrs/spark/setup/register.py")
     assert needs_registering(session_on("local[2]"))
-
-
-def test_source_processes_find_the_files_of_the_application(tmp_path: Path) -> None:
-    (tmp_path / "pxrs.zip").write_text("sources")
-    for _ in range(2):
-        formats._show_to_streams(tmp_path, ["pxrs.zip", "gone.zip"])
-    assert (tmp_path / "streaming_job" / "pxrs.zip").read_text() == "sources"
-    assert not (tmp_path / "streaming_job" / "gone.zip").is_symlink()

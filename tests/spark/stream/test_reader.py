@@ -22,6 +22,7 @@ from pxrs.spark.read.columns import schema_of
 from pxrs.spark.read.options import check_read, parse, parse_stream
 from pxrs.spark.read.source import DefaultSource
 from pxrs.spark.read.task import TaskReader
+from pxrs.spark.spark_internals import VARIABLE
 from pxrs.spark.stream.plain_reader import StreamReader
 from tests.spark.helpers import EACH, PARTITIONS, messages, open_orders
 from tests.spark.stream.helpers import COLUMNS, Checkpoint, Query, member_of, reader_of
@@ -138,9 +139,10 @@ def test_a_small_batch_is_read_here_and_goes_to_spark_with_its_plan(
     member = planned(member_of(tmp_path, **{"pxrs.fast.rows": "99"}))
     assert handed(member) == (PARTITIONS, None)
     member.reader.stop()
-    with monkeypatch.context() as patched:
-        patched.setenv("PXRS_FAST_ROWS", "0")
-        assert handed(planned(reader_of(tmp_path, startingOffsets="earliest"))) == (PARTITIONS, None)
+    for variable, value in (("PXRS_FAST_ROWS", "0"), (VARIABLE, "1")):
+        with monkeypatch.context() as patched:
+            patched.setenv(variable, value)
+            assert handed(planned(reader_of(tmp_path, startingOffsets="earliest"))) == (PARTITIONS, None)
     ends = queue.ends()
     queue.log.append({p: messages(p, range(end, end + 9_999)) for p, end in ends.items() if p < 2})
     assert handed(planned(reader_of(tmp_path, startingOffsets="earliest"))) == (PARTITIONS, None)

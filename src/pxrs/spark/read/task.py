@@ -5,7 +5,6 @@ Runs on executors. Imports the reading of pieces and pyarrow: no registry, no dr
 
 from __future__ import annotations
 
-import gc
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from pxrs.logs.read_errors import reading_each
 from pxrs.rules.addressing import Reader, own_rows
 from pxrs.spark.read.columns import Shaper, schema_of
 from pxrs.spark.read.plan import Slice
-from pxrs.spark.read.worker_socket import do_not_wait
 
 ENOUGH_ROWS = 16_384
 ENOUGH_BYTES = 2 << 20
@@ -58,7 +56,7 @@ class TaskReader:
         self.function = function
 
     def __reduce__(self) -> Arrival:
-        return arrived, (self.reading, self.function)
+        return TaskReader, (self.reading, self.function)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """All batches of one task. Spark hands in what was planned for it: slices in order; None if nothing was."""
@@ -66,7 +64,6 @@ class TaskReader:
 
     def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
         """The messages of these slices, or what the user's function makes of them."""
-        _spare_the_imported()
         function = None if self.function is None else pickle.loads(self.function)
         if function is not None and not slices:  # only to see whether it can run here at all
             list(results(function(pa.RecordBatch.from_pylist([], schema=schema_of(self.reading.columns)))))
@@ -77,19 +74,6 @@ class TaskReader:
         wanted = columns if reader is None else (*columns, "headers")  # these say for whom a message is
         found = reading_each(part.partition, read_range(part.pieces, part.start, part.end, wanted))
         return found if reader is None else (own_rows(batch, reader) for batch in found)
-
-
-def arrived(reading: ReadSpec, function: bytes | None = None) -> TaskReader:
-    """A reader that has come to a worker, before the slices that it is to read have."""
-    do_not_wait()
-    return TaskReader(reading, function)
-
-
-def _spare_the_imported() -> None:
-    """Once in each worker. Spark's workers collect garbage after every task, over everything that was ever imported:
-    10 ms and more in which nothing is found."""
-    if not gc.get_freeze_count():
-        gc.freeze()
 
 
 def read_tasks(

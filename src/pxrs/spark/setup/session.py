@@ -18,9 +18,9 @@ from types import FrameType
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from pxrs.spark.setup.fast_home import quick_home
-from pxrs.spark.setup.java import find_java
+from pxrs.spark.setup.java import caches, find_java
 from pxrs.spark.setup.register import needs_registering, register
+from pxrs.spark.spark_internals import quick_home
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _launching(settings: Mapping[str, str]) -> Iterator[None]:
     needed = {"JAVA_HOME": find_java()}
     if "spark.driver.bindAddress" in settings:
         needed["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
-    home = quick_home() if re.match(r"local($|\[)", settings.get("spark.master", "")) else None
+    home = quick_home(caches()) if re.match(r"local($|\[)", settings.get("spark.master", "")) else None
     if home is not None:
         needed["SPARK_HOME"] = home
     before = {variable: os.environ.get(variable) for variable in needed}

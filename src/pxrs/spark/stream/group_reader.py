@@ -129,9 +129,9 @@ class GroupReader(StreamReader):
             life.running = self._claimed_again(life, planned)
         life.files.write_sheet(life.running)
         tasks = self.tasks(life.running.ranges)
-        if self._handed is not None:  # they were read here: what tasks pass over is not counted
+        if self.handed is not None:  # they were read here: what tasks pass over is not counted
             rows = sum(part.rows for part in life.running.ranges)
-            life.member.shares.count(passed_over=rows - sum(batch.num_rows for batch in self._handed))
+            life.member.shares.count(passed_over=rows - sum(batch.num_rows for batch in self.handed))
         return tasks
 
     def commit(self, end: Offset) -> None:  # noqa: ARG002 - comes one batch late: what is over is known already

@@ -34,12 +34,8 @@ from pxrs.spark.read.options import StreamRequest, check_selection, parse_stream
 from pxrs.spark.read.plan import Slice, slices_of
 from pxrs.spark.read.ranges import offset_of, open_log, partitions_of, split
 from pxrs.spark.read.task import Arrival, ReadSpec, TaskReader
+from pxrs.spark.spark_internals import RowsWithPlan
 from pxrs.spark.stream.offsets import Offset, decode_positions, encode_positions
-
-try:
-    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as HandsOverRows
-except ImportError:  # a Spark in which it has another name: its tasks read everything
-    HandsOverRows = None  # type: ignore[assignment,misc]
 
 logger = logging.getLogger("pxrs.stream")
 
@@ -60,11 +56,8 @@ def stream_reader(options: Mapping[str, str], schema: pa.Schema) -> StreamReader
     return found
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What Spark asks in its source process. Only the task side is pickled: no address, no credential."""
-
-    _handed: list[pa.RecordBatch] | None = None
-    """Rows that were read here, and go to Spark with the plan."""
 
     def __init__(self, request: StreamRequest, reading: ReadSpec) -> None:
         self.request = request
@@ -101,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = [part for part in ranges if part.rows]
         whole = slices_of(self.log, wanted)
         if self._is_small(whole):
-            self._handed = list(self.task_side.batches(whole))
+            self.handed = list(self.task_side.batches(whole))
             return [InputPartition(whole)]
         if read.min_tasks is None and read.max_rows is None:
             return [InputPartition((part,)) for part in whole]
@@ -111,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether it is quicker to read a batch here than to have tasks do it."""
         read, most = self.request.read, self._fast_rows
         rows = sum(part.end - part.start for part in slices)
-        if HandsOverRows is None or read.min_tasks is not None or not 0 < rows <= min(most, read.max_rows or most):
+        if not self.can_hand_over or read.min_tasks is not None or not 0 < rows <= min(most, read.max_rows or most):
             return False
         pieces = [piece for part in slices for piece in part.pieces]
         return all(piece.kind == "arrow" for piece in pieces) and sum(piece.length for piece in pieces) <= FAST_BYTES
@@ -123,17 +116,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
         return load_settings().fast_rows
-
-    @property  # type: ignore[misc]  # the one that every object has could be set
-    def __class__(self) -> type:
-        """Spark takes rows together with a plan, so that no task needs a Python worker, but only of a reader of its
-        own. This is one as long as it has rows to hand over; a Spark that does not ask has its tasks read them."""
-        return type(self) if self._handed is None else HandsOverRows
-
-    def getCache(self, start: Offset, end: Offset) -> Iterator[pa.RecordBatch] | None:  # noqa: ARG002, N802 - Spark's
-        """The rows of the batch that was just planned, if they were read here."""
-        handed, self._handed = self._handed, None
-        return None if handed is None else iter(handed)
 
 
 class PlainReader(StreamReader):
