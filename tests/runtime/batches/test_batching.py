@@ -24,6 +24,7 @@ from pxrs.runtime.registry.registry import CommitRequest
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Store, Swap, Verdict
 from pxrs.stores.memory import MemoryStore
+from pxrs.testing.logs.hooks import entries
 from tests.runtime.support import HASTY, PATIENT, Site, SwitchedStore, eventually
 
 Place = tuple[int, int]
@@ -191,6 +192,35 @@ def test_a_small_limit_makes_small_batches_that_leave_nobody_out() -> None:
         batches = [event for event in engine.events if event["kind"] == "batch"]
         assert max(event["rows"] for event in batches) == 10
         assert all(len(event["partitions"]) == 4 for event in batches[:5])
+
+
+def test_a_log_is_asked_where_it_has_grown_and_everywhere_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    with Yard(8) as yard:
+        engine = yard.engine("A")
+        yard.await_end()
+        eventually(lambda: len(engine.shares.takeable()) == 8, "all partitions are begun")
+        log, bounds = engine.parts.log, engine.parts.log.bounds
+
+        def count(partition: int) -> tuple[int, int]:
+            asked.append(partition)
+            return bounds(partition)
+
+        monkeypatch.setattr(log, "bounds", count)
+        engine.loop._planner._ask_all_at = float("inf")  # not because of the time
+        yard.site.queue.log.append({3: entries([b"new"])})
+        eventually(lambda: len(yard.done) == 1, "the message is processed")
+        assert set(asked) == {3}
+        monkeypatch.setattr(engine.loop._planner, "_grown", Silent())
+        yard.site.queue.log.append({5: entries([b"new"])})
+        engine.loop._planner._ask_all_at = 0.0
+        eventually(lambda: len(yard.done) == 2, "it is found although its bell was lost")
+
+
+class Silent(set[int]):
+    """Hears no bell."""
+
+    def add(self, element: int, /) -> None: ...
 
 
 def test_more_partitions_than_one_commit_can_hold_take_turns() -> None:

@@ -91,6 +91,7 @@ class BatchParts:
         return BatchPlanner(
             log=self.log, held=self.shares, settings=self.settings, submit=self.submit, report=self.report,
             start_of=self.recover, end_of=self._end, most=self.max_partitions, logger=logger,
+            ask_all_seconds=self.settings.poll_ms / 1000,
         )  # fmt: skip
 
     def _end(self, partition: int, end: int) -> int:

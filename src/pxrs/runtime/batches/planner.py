@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from pxrs.errors import Fenced, Unavailable
 from pxrs.logs.base import Log
@@ -38,16 +39,24 @@ class BatchPlanner:
     most: int
     """How many partitions one commit can hold."""
     logger: logging.Logger
+    ask_all_seconds: float
+    """So often every log is asked for its end, whatever it has told: a bell may get lost."""
     lag: int = 0
     ends: dict[int, int] = field(default_factory=dict)
     """Where the logs of the partitions in hand ended when last looked at."""
     _watched: dict[Grant, Callable[[], None]] = field(default_factory=dict)
+    _grown: set[int] = field(default_factory=set)
+    """Partitions whose log must be asked for its end: it has told that it grew, or was not asked yet."""
+    _ask_all_at: float = 0.0
     _turn: int = 0
 
     def look(self) -> Waiting:
         """Begin what is new, and see what waits. A partition that cannot be read is parked."""
         self.begin_newcomers()
         self._watch()
+        if (now := self.held.clock.monotonic()) >= self._ask_all_at:
+            self._grown |= {grant.partition for grant in self._watched}
+            self._ask_all_at = now + self.ask_all_seconds
         takeable = self.held.takeable()
         if not takeable:  # it must know too whether it could read one: else it would be given some, or none
             self.held.blindness.saw(can_answer(self.log))
@@ -105,21 +114,26 @@ class BatchPlanner:
         return trouble is None
 
     def _offer(self, grant: Grant, position: int) -> tuple[int, int] | None:
-        """What a partition has to offer, behind what was deleted meanwhile; None if it cannot be told or stored now."""
+        """What a partition has to offer, behind what was deleted meanwhile; None: nothing, or it cannot be told now."""
+        number = grant.partition
+        if number not in self._grown and self.ends.get(number) == position:
+            return None
+        self._grown.discard(number)  # before it is asked: what comes meanwhile tells so again
         try:
-            start, end = place_in_log(self.log, self.settings, grant.partition, position)
+            start, end = place_in_log(self.log, self.settings, number, position)
             self.held.blindness.saw(True)
             if start > position:
                 if not self._move(grant, position, start):
                     return None
                 self.held.advance({grant: start})
         except Exception as error:
+            self._grown.add(number)
             if isinstance(error, Unavailable):
                 self.held.blindness.saw(False)
-            self.park(grant.partition, error)
+            self.park(number, error)
             return None
-        self.ends[grant.partition] = end
-        return start, max(start, self.end_of(grant.partition, end))
+        self.ends[number] = end
+        return start, max(start, self.end_of(number, end))
 
     def _watch(self) -> None:
         """Be woken by new messages of the partitions in hand, and of no others."""
@@ -129,7 +143,12 @@ class BatchPlanner:
             self.ends.pop(grant.partition, None)
         for grant in held:
             if grant not in self._watched:
-                self._watched[grant] = self.log.subscribe(grant.partition, self.held.bell.set)
+                self._grown.add(grant.partition)
+                self._watched[grant] = self.log.subscribe(grant.partition, partial(self._heard, grant.partition))
+
+    def _heard(self, partition: int) -> None:
+        self._grown.add(partition)
+        self.held.bell.set()
 
 
 def range_of(grant: Grant, start: int, rows: int) -> Range:

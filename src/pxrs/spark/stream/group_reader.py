@@ -261,7 +261,7 @@ class StreamPlanner(BatchPlanner):
         super().__init__(
             log=member.queue.log, held=member.shares, settings=member.settings, submit=member.submit,
             report=member.report, start_of=self._start, end_of=limits.end, most=member.queue.store.max_atomic,
-            logger=logger,
+            logger=logger, ask_all_seconds=0,
         )  # fmt: skip
         self._shares = member.shares
         self._request = request
