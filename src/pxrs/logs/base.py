@@ -30,15 +30,15 @@ ENTRY_SCHEMA: pa.Schema = pa.schema(
         pa.field("tenant", pa.string()),
     ]
 )
-"""What a producer hands in: everything but the offset, which the log gives."""
+"""The columns that a producer hands in: everything but the offset, which the log gives."""
 
 SCHEMA: pa.Schema = pa.schema([pa.field("offset", pa.int64(), nullable=False), *ENTRY_SCHEMA])
-"""What a reader gets."""
+"""The columns that a reader gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """What is recorded when a log is created and can never change: routing depends on it.
+    """The values that are recorded when a log is created and never change: routing depends on them.
 
     ``id`` is random: it tells this log from another of the same name, and from one that was deleted before it.
     """
@@ -51,7 +51,7 @@ class LogIdentity:
 
 
 class OpenOptions(NamedTuple):
-    """What the caller says about a log when it opens it; None = as recorded, or the default for a new one."""
+    """The caller's options when it opens a log; None = as recorded, or the default for a new one."""
 
     partitions: int | None = None
     hash: str | None = None
@@ -63,7 +63,7 @@ Wish = OpenOptions
 
 
 def agree(name: str, wish: OpenOptions, recorded: LogIdentity | None) -> LogIdentity:
-    """The identity to work with: the recorded one if the wish does not contradict it, else a new one."""
+    """Check the options against the recorded identity, and return it; without one, make a new identity."""
     if recorded is None:
         count = DEFAULT_PARTITIONS if wish.partitions is None else wish.partitions
         if type(count) is not int or not 1 <= count <= MAX_PARTITIONS:
@@ -80,11 +80,11 @@ def agree(name: str, wish: OpenOptions, recorded: LogIdentity | None) -> LogIden
 
 
 DEAD_LETTERS = "dead-letters/"
-"""What the names of siblings begin with that hold a group's dead letters; the group's name follows."""
+"""The beginning of the names of siblings that hold a group's dead letters; the group's name follows."""
 
 
 class OwnRegistry(NamedTuple):
-    """Which registry a log belongs to: the only one whose groups may consume it, and under which messages are deleted.
+    """The registry to which a log belongs: only its groups may consume the log and hold back its retention.
 
     ``id`` is random and stands in the registry too; "" says that no group has come yet. ``where`` is the registry's URL
     without a password, for people. ``before`` is the id of the registry that this one has replaced, if any.
@@ -96,8 +96,8 @@ class OwnRegistry(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """Who appends a batch: makes a retry of the same batch recognisable. ``sequence`` counts a producer's batches
-    to one partition, from 0. Two stamps are equal if they name the same producer and sequence.
+    """The producer stamp of a batch: it makes a retry recognisable. ``sequence`` counts a producer's batches to one
+    partition, from 0. Two stamps are equal if they name the same producer and sequence.
 
     ``since``: the batch does not stand before this offset, as far as its sender knows. A log that has forgotten stamps
     behind it then stores nothing and raises Conflict: read on from there, and say how far you have looked.
@@ -135,7 +135,7 @@ class FewRows(NamedTuple):
         return len(self.values)
 
     def batch(self) -> pa.RecordBatch:
-        """The same as ``ENTRY_SCHEMA``."""
+        """The batch with the columns of ``ENTRY_SCHEMA``."""
         rows = self.num_rows
         columns = {
             "timestamp": pa.array(self.times, TIMESTAMP),
@@ -187,17 +187,17 @@ class Chunk(NamedTuple):
 
 
 class Log(ABC):
-    """Where the messages of one queue live."""
+    """The log: it stores the messages of one queue."""
 
     identity: LogIdentity
     directory: str | None = None
-    """Where the log's files are, if it keeps files that this machine can open."""
+    """The directory of the log's files, if it keeps files that this machine can open."""
     outlives_process: bool = True
     """Whether the messages are still there when this process has ended."""
 
     @property
     def largest_message(self) -> int | None:
-        """How large one message may be, as ``pxrs.logs.message_size`` counts it; None: this log knows no limit."""
+        """The largest message that the log takes, as ``pxrs.logs.message_size`` counts; None: no limit is known."""
         return None
 
     @abstractmethod
@@ -215,7 +215,7 @@ class Log(ABC):
         """
 
     def append_rows(self, rows: Mapping[int, FewRows], stamps: Mapping[int, Stamp] | None = None) -> dict[int, int]:
-        """The same for a few messages to each partition: a log may have a shorter way for them than over Arrow."""
+        """Append a few messages to each partition: a log may have a shorter way for them than over Arrow."""
         return self.append({partition: few.batch() for partition, few in rows.items()}, stamps)
 
     @abstractmethod
@@ -236,11 +236,11 @@ class Log(ABC):
 
     @abstractmethod
     def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
-        """Which stored pieces cover ``[start, end)``, so that another process can read them."""
+        """The stored pieces that cover ``[start, end)``, so that another process can read them."""
 
     @abstractmethod
     def chunks(self, partition: int) -> Sequence[Chunk]:
-        """What is stored, in order and without a gap; the last one may still grow."""
+        """The stored chunks, in order and without a gap; the last one may still grow."""
 
     @abstractmethod
     def trim(self, partition: int, offset: int) -> int:

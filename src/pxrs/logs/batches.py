@@ -1,4 +1,4 @@
-"""What all logs do with record batches: check what comes in, give offsets, find a time."""
+"""Helpers of all logs for record batches: check input, give offsets, find a time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class OtherRows(Refused):
 
 
 def refuse_other_content(queue: str, partition: int, stamp: Stamp, stored: str) -> None:
-    """The same for a batch whose stamp says what it holds. One that was stored without such a word is believed."""
+    """Refuse a retry with other content under the same stamp. A stored batch without a checksum is believed."""
     if stamp.content and stored and stamp.content != stored:
         then, now = (int(content.partition("/")[0]) for content in (stored, stamp.content))
         raise OtherRows(
@@ -87,7 +87,7 @@ def refuse_other_content(queue: str, partition: int, stamp: Stamp, stored: str) 
 
 
 def refuse_forgotten(queue: str, partition: int, stamp: Stamp, known_from: int) -> None:
-    """Raise Conflict if a batch may stand where the log does not know stamps any more."""
+    """Raise Conflict if a batch may be where the log does not know stamps any more."""
     if stamp.since is not None and stamp.since < known_from:
         raise Conflict(
             f"queue {queue!r}, partition {partition}: whether batch {stamp.sequence} of producer {stamp.producer!r} "

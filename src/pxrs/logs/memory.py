@@ -57,7 +57,7 @@ class _PartitionLog:
 
 
 class _Content:
-    """What all who open the same name share."""
+    """The content that all openers of one name share."""
 
     def __init__(self, identity: LogIdentity) -> None:
         self.identity = identity

@@ -1,4 +1,4 @@
-"""How large messages are, for logs that take none above a limit: bytes of key, value, headers and tenant."""
+"""Counts the size of messages, for logs that take none above a limit: bytes of key, value, headers and tenant."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pxrs.errors import Refused
 
 HEADER_BYTES = 16
-"""What a header takes beside its name and value."""
+"""The bytes that a header takes beside its name and value."""
 
 
 def headers_bytes(pairs: Iterable[dict[str, Any]]) -> int:
-    """What the headers of one message take."""
+    """The bytes that the headers of one message take."""
     return sum(len(pair["key"].encode()) + len(pair["value"] or b"") + HEADER_BYTES for pair in pairs)
 
 

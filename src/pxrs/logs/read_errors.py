@@ -1,4 +1,4 @@
-"""Errors of reading a log, told apart from those of the function that gets what was read."""
+"""Tells errors of reading a log from those of the function that gets the messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reading(partition: int | None = None) -> Iterator[None]:
 
 
 def reading_each(partition: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches, each read inside of ``reading``; what is done with them is outside."""
+    """Read each batch inside of ``reading``; the work with it is outside."""
     found = iter(batches)
     while True:
         with reading(partition):

@@ -1,4 +1,4 @@
-"""How far a partition is durable: a mark in its lock file, which only the holder of the lock writes.
+"""The durable mark: how far a partition is durable. It is in its lock file, and only the holder of the lock writes it.
 
 A batch can be read from the page cache before it is on the disk. A consumer that committed past such a batch would,
 after a power loss, skip whatever takes its offsets next. So readers stop at the mark. It names the boot in which it
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 @cache
 def _boot() -> str | None:
-    """What tells this run of the machine from the one before; None where the system does not say."""
+    """The boot id of the machine; None where the system has none."""
     return xxhash.xxh3_64_hexdigest(f"{boot_id()}\n".encode()) if boot_id() else None  # the line as the system gives it
 
 
@@ -40,7 +40,7 @@ def has_marks() -> bool:
 
 
 def write_mark(fd: int, mark: Mark) -> bytes | None:
-    """Put the mark into the open lock file. It need not be synced itself: it says what is, for this boot only.
+    """Put the mark into the open lock file. It needs no sync: it is valid for this boot only.
 
     Returns what stands there now: who finds the same again need not look closer.
     """
@@ -54,12 +54,12 @@ def write_mark(fd: int, mark: Mark) -> bytes | None:
 
 
 def is_marked(fd: int, data: bytes) -> bool:
-    """Whether the mark is the one that was written so."""
+    """Whether the mark is the one that was last written."""
     return os.pread(fd, _SIZE, 0) == data
 
 
 def read_mark(directory: str) -> Mark | None:
-    """The mark of this boot; None means that everything which can be read is durable."""
+    """Read the mark of this boot; None means that everything that can be read is durable."""
     try:
         fd = os.open(f"{directory}/lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -71,8 +71,9 @@ def read_mark(directory: str) -> Mark | None:
 
 
 def refuse_shorter(directory: str, mark: Mark, found: Mark) -> None:
-    """Raise Damaged where the files end before the mark: what was stored, and perhaps consumed, is gone. Whoever
-    appended there would give the offsets of those messages to others, and groups would pass over them."""
+    """Raise Damaged where the files end before the mark: stored messages, perhaps consumed ones, are gone. Appended
+    messages would get their offsets, and groups would pass over them.
+    """
     if found < mark:
         raise Damaged(
             f"{directory} ends at byte {found.position} of segment {found.base}, and was durable up to byte "
@@ -92,7 +93,7 @@ def mark_in(fd: int) -> Mark | None:
 
 @lru_cache(1_024)  # readers that wait find the same again and again
 def _parse(data: bytes) -> tuple[str, Mark] | None:
-    """The boot that a mark was written in, and the mark; None if it is not whole."""
+    """Parse a mark with its boot id; None if it is not whole."""
     text = data[:_TEXT]
     if xxhash.xxh3_64_hexdigest(text).encode() != data[_TEXT + 1 :]:
         return None

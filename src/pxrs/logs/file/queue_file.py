@@ -46,7 +46,7 @@ def directory_of(url: str) -> tuple[str, str]:
 
 
 def sibling_directory(directory: str, name: str) -> str:
-    """Where a log that belongs to the queue stands: below it, under a name that is nothing else there."""
+    """The directory of a log that belongs to the queue: below it, under a name that nothing else there has."""
     parts = [check_name("sibling", part) for part in name.split("/")]
     if _RESERVED.fullmatch(parts[0]):
         raise BadName(f"sibling name {name!r} would be in the way of the queue's own files")
@@ -81,7 +81,7 @@ def _refuse_file(directory: str) -> None:
 
 
 def _refuse_orphans(directory: str) -> None:
-    """Messages without a ``queue.json``: a new one would route keys by other numbers, and look complete."""
+    """Refuse messages without a ``queue.json``: a new one would route keys by other numbers, and look complete."""
     for path in sorted(glob.glob(os.path.join(glob.escape(directory), "partition-*", "[0-9]*.*"))):
         raise Damaged(
             f"{directory} holds messages ({os.path.relpath(path, directory)}), and its queue.json is gone: put it back "
@@ -165,7 +165,7 @@ def read_sealed(path: str, known: int, way_out: str) -> dict[str, Any] | None:
 
 
 def _problem(values: Any) -> str:
-    """What keeps the values from being looked at."""
+    """The reason why the values cannot be checked."""
     if not isinstance(values, dict):
         return f"it holds {type(values).__name__}, not names with values"
     if type(values.get("format")) is not int:
@@ -186,7 +186,7 @@ _REGISTRY_WAY_OUT = "write it anew with `pxrs registry adopt`, which names the r
 
 
 def read_registry(directory: str) -> OwnRegistry | None:
-    """What is recorded; None if nothing is known of the groups of this queue, which is older than the record."""
+    """Read the recorded registry; None for a queue that is older than the record, whose groups are unknown."""
     try:
         values = read_sealed(_path(directory), REGISTRY_FORMAT, _REGISTRY_WAY_OUT)
         if values is None:

@@ -1,4 +1,4 @@
-"""One partition of a file log, as a reader sees it: its history of sealed files, its segments, mapped batches.
+"""Reads one partition of a file log: its history of sealed files, its segments, mapped batches.
 
 Nothing here writes. Segments may be sealed under a reader: a file that is gone is looked for in the history. The
 index of a segment is built by walking headers, only as far as it is needed, and extended when the file has grown; an
@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 def _explained(
     method: Callable[Concatenate[PartitionFiles, _Given], _Result],
 ) -> Callable[Concatenate[PartitionFiles, _Given], _Result]:
-    """Say in the words of ``pxrs.errors`` what the system refuses; what was sealed or trimmed is looked for again."""
+    """Turn the system's errors into those of ``pxrs.errors``; sealed and trimmed files are looked for again."""
 
     @wraps(method)
     def explained(self: PartitionFiles, /, *args: _Given.args, **more: _Given.kwargs) -> _Result:
@@ -109,7 +109,7 @@ class PartitionFiles:
                 pass  # what was sealed in between was not the end of the log
 
     def _see_durable(self) -> bool:
-        """Says whether it is sure that this is the end: what a mark names is not sealed."""
+        """Read the durable mark. Says whether this is surely the end: what a mark names is not sealed."""
         mark = read_mark(self.directory)
         self._extend(mark)
         if mark is None:  # the first writer of this boot leaves one before it writes, and that may have been meanwhile
@@ -122,7 +122,7 @@ class PartitionFiles:
 
     @_explained
     def refresh_all(self, mark: Mark | None = None) -> None:
-        """See everything that stands in the files: for a writer, which holds the lock and has read the mark in it."""
+        """Take in everything in the files: for a writer, which holds the lock and has read the mark in it."""
         with self.lock:
             self.look_again()
             self._extend(None)
@@ -141,7 +141,7 @@ class PartitionFiles:
             )
 
     def published(self) -> None:
-        """All that is written is durable now."""
+        """Note that everything written is durable now."""
         with self.lock:
             self._durable = self.end
 
@@ -188,7 +188,7 @@ class PartitionFiles:
                 active.add(position, header)
 
     def _number_of(self, offset: int) -> int:
-        """Which of the segments holds this offset."""
+        """The index of the segment that holds this offset."""
         return bisect_right(self._segments, offset, key=lambda segment: segment.base) - 1
 
     def _indexed(self, number: int) -> Segment:

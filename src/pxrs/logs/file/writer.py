@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 _CLOCK = SystemClock()
 
 Entries: TypeAlias = pa.RecordBatch | FewRows
-"""What is appended to one partition."""
+"""The rows or batch to append to one partition."""
 
 
 class Cut(NamedTuple):
-    """What was taken off a file because it was no whole batch; ``kept``: where it is now, if it might be one."""
+    """Bytes that were cut off a file because they were no whole batch; ``kept``: their file, if they might be one."""
 
     path: str
     size: int
@@ -80,7 +80,7 @@ class PartitionWriter:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """The same for a while."""
+        """Hold the lock for a block of code."""
         free = self.lock()
         try:
             yield
@@ -135,7 +135,7 @@ class PartitionWriter:
     # --- what readers may see
 
     def _vouch(self, mark: Mark | None) -> None:
-        """Before the first byte that is not durable, a mark of this boot must say how far everything is.
+        """Write a mark of this boot that says how far everything is durable, before the first byte that is not.
 
         What a writer left that was killed before its sync is made durable here, the name of a new segment as well.
         """
@@ -159,7 +159,7 @@ class PartitionWriter:
         self._save_index(full=False)
 
     def _save_index(self, full: bool) -> None:
-        """It can be done without: what cannot be saved is found by a walk."""
+        """Save the index. A failure is no error: batches that are not saved are found by a scan."""
         if self._files.active is not None:
             with suppress(OSError):
                 self._files.active.save_index(full)
@@ -184,7 +184,7 @@ class PartitionWriter:
         self._recovered = True
 
     def _check_last(self, active: Segment) -> None:
-        """After a power loss the last batch may have its length but not its content."""
+        """Check the last batch: after a power loss it may have its length but not its content."""
         last = len(active.index) - 1
         try:
             active.load(last)
@@ -212,7 +212,7 @@ class PartitionWriter:
     # --- appending
 
     def find(self, batch: Entries, stamp: Stamp | None) -> int | None:
-        """Where the batch stands already, if it does; Refused if another one has its stamp."""
+        """Find the batch if it was stored before; Refused if another one has its stamp."""
         return self._files.find_stamp(stamp, batch.num_rows) if stamp else None
 
     def write(self, batch: Entries, stamp: Stamp | None, known: int | None, room: Room) -> int:
@@ -281,8 +281,8 @@ class PartitionWriter:
             self._set_poison(f"{why}, nor taken back: {error}")
 
     def _marked(self) -> int:
-        """How far the active segment is known to be durable. What is behind that was left by a writer that died, and
-        a sync that has failed once must not be believed later: neither by this writer nor by another.
+        """How far the active segment is known to be durable. What is behind that was left by a writer that died, and a
+        sync that has failed once must not be believed later: neither by this writer nor by another.
         """
         mark, active = mark_in(self._lock_fd), self._files.active
         if mark is None or active is None or mark.base > active.base:

@@ -1,1 +1,1 @@
-"""How batches are stored: Arrow segments with checksums, sealed Parquet files and their manifest."""
+"""The formats of stored batches: Arrow segments with checksums, sealed Parquet files and their manifest."""

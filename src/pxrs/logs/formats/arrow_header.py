@@ -1,4 +1,4 @@
-"""Where things stand in the header of a batch: the few lines of flatbuffers that a walk over headers needs.
+"""Reads positions in the header of a batch: the few lines of flatbuffers that a scan of headers needs.
 
 pyarrow does not show custom metadata alone. All values in it have fixed widths, so nearly all headers of one length are
 laid out alike: a header is compared with the last one of its length, and followed from reference to reference only if
@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 PREFIX = 8
-"""What stands before the flatbuffer: a continuation mark, and the length of the metadata."""
+"""The bytes before the flatbuffer: a continuation mark, and the length of the metadata."""
 
 _U16, _I32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
 _PAIR = struct.Struct("<HHHH")  # how the table of one key and its value is laid out
@@ -20,10 +20,10 @@ _ROWS, _NODES, _BUFFERS = 0, 1, 2  # field numbers in its RecordBatch table
 BODY, ROWS, NODES, BUFFERS = b"body", b"rows", b"nodes", b"buffers"
 _CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
 BLANK = b"0" * 16
-"""What the checksums count instead of themselves."""
+"""The bytes that the checksums count instead of themselves."""
 
 Bytes = bytes | memoryview
-"""A memoryview is read where it stands: that spares a copy of a large body."""
+"""A memoryview is read in its place: that spares a copy of a large body."""
 Places = dict[bytes, tuple[int, int]]
 Values = dict[bytes, bytes]
 """The custom metadata by name."""
@@ -49,7 +49,7 @@ class Layout:
         self._frame = self._parts.unpack_from(header)[::2]
 
     def values(self, header: bytes) -> Values | None:
-        """What a header says that is laid out like this; None if it is not."""
+        """The values of a header with this layout; None if it has another one."""
         if len(header) < self._parts.size:
             return None
         parts = self._parts.unpack_from(header)
@@ -72,7 +72,7 @@ _latest: dict[int, Layout] = {}  # by the length of the header; there are few
 
 
 def latest_layout(size: int) -> Layout | None:
-    """How the last header of this length was laid out; the next one may be another."""
+    """The layout of the last header of this length; the next one may have another."""
     return _latest.get(size)
 
 
@@ -91,7 +91,7 @@ def body_length(values: Values) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a table stands."""
+    """The position of a field in a table."""
     vtable = table - _I32.unpack_from(data, table)[0]
     slot = 4 + 2 * number
     if vtable < PREFIX or slot >= _U16.unpack_from(data, vtable)[0]:
@@ -111,7 +111,7 @@ def _root(data: bytes) -> int:
 
 
 def custom_metadata(data: bytes) -> Places:
-    """Where each value of the custom metadata stands: (position, length). The header may go on behind ``data``."""
+    """The position and length of each value of the custom metadata. The header may go on behind ``data``."""
     words = struct.unpack_from(f"<{len(data) >> 2}i", data)
     vector = _follow(data, _field(data, _root(data), _CUSTOM_METADATA)) >> 2
     found = {}
@@ -128,7 +128,7 @@ def custom_metadata(data: bytes) -> Places:
 
 
 def _batch(header: bytes) -> int:
-    """Where the table of the batch begins."""
+    """The position of the table of the batch."""
     return _follow(header, _field(header, _root(header), _BATCH))
 
 
@@ -140,7 +140,7 @@ def _has(header: bytes, table: int, number: int) -> bool:
 
 
 def value_places(header: bytes) -> Places:
-    """Where everything stands that differs from batch to batch: custom metadata, and numbers that describe it."""
+    """The positions of all that differs from batch to batch: custom metadata, and numbers that describe it."""
     found = {**custom_metadata(header), BODY: (_field(header, _root(header), _BODY_LENGTH), _I64.size)}
     batch = _batch(header)
     if _has(header, batch, _ROWS):  # a batch without rows does not say so

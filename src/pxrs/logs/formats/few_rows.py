@@ -30,7 +30,7 @@ is_on = True
 
 
 class _Form:
-    """The header of batches with stamps of one kind: what stands in all of them, and between it the values of each."""
+    """The header of batches with stamps of one kind: the bytes that all have, and between them the values of each."""
 
     def __init__(self, stamp: Stamp | None) -> None:
         message, header = encode(with_offsets(FewRows([0], [None], [b""], bytes(16)).batch(), 0), stamp)
@@ -85,7 +85,7 @@ def _nodes(rows: FewRows) -> list[int]:
 
 
 def _body(rows: FewRows, base: int) -> tuple[bytes, list[int]]:
-    """The buffers of all columns, each filled up to eight bytes, and where each one stands: position and length.
+    """The buffers of all columns, each filled up to eight bytes, with position and length.
 
     Headers and tenants are nothing but zeros: a bit for each that is missing, and where its text would end.
     """

@@ -20,7 +20,7 @@ NAME = "manifest.json"
 
 
 class Sealed(NamedTuple):
-    """One Parquet file: the messages ``[start, end)``, their times, and the xxh3_64 of the whole file."""
+    """One sealed Parquet file: the messages ``[start, end)``, their times, and the xxh3_64 of the whole file."""
 
     file: str
     start: int

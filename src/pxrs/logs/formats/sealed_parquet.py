@@ -44,7 +44,7 @@ def write_sealed(batches: Iterable[pa.RecordBatch], path: str, compression: str)
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in row groups of a good size."""
+    """The rows in row groups of a good size."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -65,7 +65,7 @@ def digest_of(path: str) -> str:
 
 
 def describe(path: str, start: int, end: int, first_us: int, last_us: int) -> Sealed:
-    """What the manifest says of a file that was just written."""
+    """The manifest's entry of a file that was just written."""
     return Sealed(sealed_name(start), start, end, first_us, last_us, os.path.getsize(path), digest_of(path))
 
 
@@ -107,7 +107,7 @@ class SealedFile:
         return self._starts[-1]
 
     def groups(self, start: int, end: int) -> range:
-        """Which row groups hold a message of ``[start, end)``."""
+        """The row groups that hold a message of ``[start, end)``."""
         first = max(0, bisect_right(self._starts, start) - 1)
         return range(first, bisect_right(self._starts, end - 1) if end > start else first)
 

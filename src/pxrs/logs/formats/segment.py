@@ -1,4 +1,4 @@
-"""One segment file, byte by byte: an Arrow IPC stream whose batches carry their own checksums.
+"""The format of a segment file: an Arrow IPC stream whose batches carry their own checksums.
 
 A batch is one encapsulated message: ``FF FF FF FF``, the length of its metadata, the metadata (a flatbuffer),
 the body. Its custom metadata names the first offset, the rows, the times, the producer, and two checksums:
@@ -32,7 +32,7 @@ from pxrs.logs.formats.arrow_header import (
 )
 
 SCHEMA_MESSAGE = bytes(SCHEMA.serialize())
-"""How a segment starts; a segment that holds nothing but this is an empty, valid stream."""
+"""The first bytes of a segment; a segment that holds nothing but this is an empty, valid stream."""
 
 CONTINUATION = b"\xff\xff\xff\xff"
 MAX_HEADER = 65_536
@@ -47,7 +47,7 @@ class NotAHeader(ValueError):
 
 
 class Header(NamedTuple):
-    """What a batch says about itself; ``size`` counts the header, ``length`` the whole message."""
+    """The facts of a batch in its header; ``size`` counts the header, ``length`` the whole message."""
 
     base: int
     rows: int
@@ -128,7 +128,7 @@ def describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | N
 
 
 def _seal(message: memoryview) -> int:
-    """Fill in what is only known once the message stands: its header's length (returned), and the checksums."""
+    """Fill in what is known only when the message is made: its header's length (returned), and the checksums."""
     size = PREFIX + int(_I32.unpack_from(message, 4)[0])
     places = lay_out(bytes(message[:size]))[0].places
     at, _ = places[b"pxrs.header"]
@@ -150,7 +150,7 @@ class Opened(NamedTuple):
 
     header: Header
     digest: xxhash.xxh3_64
-    """Of the header, so far."""
+    """The checksum of the header, so far."""
     expected: bytes
 
     def fits(self, message: Bytes) -> bool:
@@ -181,7 +181,7 @@ def read_header(data: bytes) -> Header:
 
 
 def header_size(data: Bytes) -> int:
-    """How long the header says it is."""
+    """The length of the header, as it says itself."""
     if bytes(data[:4]) != CONTINUATION or len(data) < PREFIX:
         raise NotAHeader("it does not start like one")
     size = PREFIX + int(_I32.unpack_from(data, 4)[0])
@@ -263,7 +263,7 @@ def message_at(stored: pa.Buffer, position: int, path: str) -> Opened:
 
 
 class BatchPosition(NamedTuple):
-    """Where a batch stands: its first offset, and its bytes."""
+    """The position of a batch: its first offset, and its bytes."""
 
     base: int
     position: int
@@ -273,7 +273,7 @@ class BatchPosition(NamedTuple):
 def read_batch(
     message: pa.Buffer, place: BatchPosition, path: str, check: Callable[[pa.Buffer], bool] | None = intact
 ) -> pa.RecordBatch:
-    """The batch in these bytes, which stand at a place of a segment."""
+    """Read the batch in these bytes, which are at a position of a segment."""
     if message.size < place.length or (check is not None and not check(message)):
         raise Damaged(f"{path}: the batch at byte {place.position}, offset {place.base}, fails its checksum")
     return decode(message)

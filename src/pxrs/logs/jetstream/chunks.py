@@ -1,4 +1,4 @@
-"""What one partition of a stream stores, in chunks: batches that retention deletes together.
+"""The chunks of one partition of a stream: batches that retention deletes together.
 
 Retention always leaves the last two chunks of a partition. So that this leaves all batches among which a retry is
 looked for, a chunk reaches as far as a writer looks back, unless it is full of bytes before that.
@@ -23,7 +23,7 @@ from pxrs.logs.jetstream.stream import ABOUT, CONTENT, READY_SECONDS, StoredMess
 
 
 class ChunkSize(NamedTuple):
-    """A chunk with so many bytes, or that reaches over so many messages of the stream, is full."""
+    """The size at which a chunk is full: this many bytes, or messages of the stream."""
 
     bytes: int
     messages: int
@@ -161,7 +161,7 @@ class Outline(NamedTuple):
 
     @property
     def is_later_part(self) -> bool:
-        """Whether it belongs to the batch whose first part stands before it."""
+        """Whether it is a later part of the batch whose first part is before it."""
         return self.id is not None and self.id.count(":") == 3
 
 
@@ -194,7 +194,7 @@ async def outlines(stream: Stream, partition: int, start: int | datetime, take: 
 
 
 async def _late(stream: Stream, partition: int, sequence: int, take: Take) -> None:
-    """What the leader has from a sequence on."""
+    """The messages that the leader has from a sequence on."""
     while (stored := await stream.next(partition, sequence)) is not None:
         sequence = stored.sequence + 1
         if stored.last_us is None:

@@ -38,12 +38,12 @@ _RUN_BYTES_OF_ALL = 67_108_864
 _APPEND_SECONDS = 15.0
 _SECONDS = 30.0
 _ROOM_BYTES = 1_152
-"""Of a message: what an Arrow batch of one row takes beside its content, and the header of a retry, should it fail."""
+"""The size of a message beside its content: an Arrow batch of one row, and the header of a retry."""
 _PATIENCE_SECONDS = 10.0
 
 
 class _StreamLocation(NamedTuple):
-    """Where a log stands, and how it is used: the names of a queue and of what belongs to it lead to its stream."""
+    """The stream of a log, and how it is used: the names of a queue and of what belongs to it lead to its stream."""
 
     target: StreamUrl
     names: tuple[str, ...]
@@ -142,7 +142,7 @@ class JetStreamLog(Log):
 
     @property
     def largest_message(self) -> int:
-        """By the server's max_payload. Batches are kept to 1 MiB, and so is one message."""
+        """The server's max_payload. Batches are kept to 1 MiB, and so is one message."""
         return self._message_limit() - _ROOM_BYTES
 
     def _message_limit(self) -> int:
@@ -183,7 +183,7 @@ class JetStreamLog(Log):
         return self._run(self._reader(partition).offset_at(timestamp_us))
 
     def pieces(self, partition: int, start: int, end: int) -> Sequence[Piece]:
-        """One piece: whoever reads it asks the server, with what the server wants to know of it."""
+        """One piece: a task that reads it asks the server, with all that the server must know."""
         bounds = self.bounds(partition)
         for offset in (start, end):
             if not bounds[0] <= offset <= bounds[1]:
@@ -249,7 +249,7 @@ async def _identity(stream: Stream, place: _StreamLocation, wish: OpenOptions, c
 
 
 async def _found_or_made(stream: Stream, place: _StreamLocation, wish: OpenOptions, create: bool) -> LogIdentity | None:
-    """What is recorded, or is now; of two creators the second finds, and must agree with, the first's."""
+    """The recorded identity, found or made; of two creators the second must agree with the first."""
     target, name = place.target, place.names[-1]
     recorded = await stream.identity()
     if recorded is None and not create:
@@ -275,7 +275,7 @@ logger = logging.getLogger(__name__)
 
 
 class AppendSubscription:
-    """One subscription on the server for all partitions of a log, made when the first reader wants to be told."""
+    """One subscription on the server for all partitions of a log, made when the first reader wants to be woken."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

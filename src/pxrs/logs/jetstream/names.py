@@ -1,4 +1,4 @@
-"""What a ``nats://`` URL names: the servers, the stream, its subjects, and the identity that the stream records."""
+"""Names in a ``nats://`` URL: the servers, the stream, its subjects, and the identity that the stream records."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def target_of(url: str) -> StreamUrl:
 
 
 def url_without_password(target: StreamUrl) -> str:
-    """For other processes, which must find the password, if one is needed, where they run."""
+    """A URL for other processes, which must find the password, if one is needed, where they run."""
     address = target.address
     if address.password is not None:
         raise Refused(
@@ -86,17 +86,17 @@ def stream_of(queue: str, *siblings: str) -> str:
 
 
 def subject_of(stream: str, partition: int | str) -> str:
-    """Where the batches of a partition are published; ``"*"`` for all of them."""
+    """The subject of a partition's batches; ``"*"`` for all of them."""
     return f"pxrs.{stream}.{partition}"
 
 
 def bell_of(stream: str, partition: int | str) -> str:
-    """Where a hint goes that a partition has grown. No stream stores it."""
+    """The subject of hints that a partition has grown. No stream stores them."""
     return f"pxrs-bell.{stream}.{partition}"
 
 
 def message_id(stamp: Stamp, partition: int, part: int) -> str:
-    """What the server knows a batch by: a retry has the same."""
+    """The message id by which the server recognises a retry of this batch."""
     name = f"{quote(stamp.producer, safe='')}:{partition}:{stamp.sequence}"
     return f"{name}:{part}" if part else name
 

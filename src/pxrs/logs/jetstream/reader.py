@@ -22,7 +22,7 @@ from pxrs.logs.jetstream.names import from_metadata
 from pxrs.logs.jetstream.stream import StoredMessage, Stream
 
 RUN_MESSAGES = 256
-"""At most so many batches come in one run."""
+"""The most batches in one run."""
 _REMEMBERED = 256
 _LOOK_SECONDS = 1.0
 _CLOCK = SystemClock()
@@ -46,7 +46,7 @@ NOTHING = Run([], False)
 
 
 class State(NamedTuple):
-    """What changes whenever anything in a stream changes."""
+    """Numbers that change whenever anything in a stream changes."""
 
     last_seq: int
     first_seq: int
@@ -55,14 +55,14 @@ class State(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much is read at once, and how much is deleted together."""
+    """Limits: how much is read at once, and how much is deleted together."""
 
     run_bytes: int
     chunk: ChunkSize
 
 
 class PartitionReader:
-    """What this process knows of one partition. ``read`` is for threads; all coroutines are for the loop."""
+    """Reads one partition, as this process knows it. ``read`` is for threads; all coroutines are for the loop."""
 
     def __init__(self, stream: Stream, queue: str, queue_id: str, number: int, sizes: Sizes) -> None:
         self._stream = stream
@@ -125,7 +125,7 @@ class PartitionReader:
             self._coming = None
 
     def _take(self, offset: int) -> _Ahead | None:
-        """The batch with this offset, if it was read ahead. What stands before it is not needed any more."""
+        """Take the batch with this offset, if it was read ahead. Batches before it are dropped."""
         while self._current is None or not self._current.stored.base <= offset < self._current.stored.end:
             if not self._ahead or self._ahead[0].base > offset:
                 return None
@@ -158,7 +158,7 @@ class PartitionReader:
         return Run(batches, more and bool(batches))
 
     async def _fitting(self, offset: int, found: list[StoredMessage]) -> list[StoredMessage]:
-        """From the batch with this offset on. Where one is missing the list ends, or it is an error."""
+        """The batches from this offset on. Where one is missing the list ends, or it is an error."""
         fitting: list[StoredMessage] = []
         expected = offset
         for stored in found:
@@ -193,11 +193,11 @@ class PartitionReader:
             self._places.popitem(last=False)
 
     def saw(self, sequence: int) -> None:
-        """There is a message with this sequence: the stream must never end before it."""
+        """Note that a message has this sequence: the stream must never end before it."""
         self._seen = max(self._seen, sequence)
 
     async def _look(self) -> None:
-        """Now and then, at the end: is the stream still the one it was? Else we would wait for ever."""
+        """Check now and then, at the end, that the stream is still the same one: else the reader would wait forever."""
         now = _CLOCK.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
@@ -224,7 +224,7 @@ class PartitionReader:
         return (0, last.end) if first is None else (first.base, max(first.end, last.end))
 
     async def find(self, offset: int) -> int:
-        """From which sequence on this offset is found; the next one if it is the end."""
+        """Find the sequence of this offset; the next sequence if it is the end."""
         last = await self._stream.last(self._number)
         end = 0 if last is None else last.end
         if offset == end:

@@ -1,4 +1,4 @@
-"""Which registry a stream belongs to: the last message of a subject of its own, compared and set by the server.
+"""The record of the registry to which a stream belongs: the last message of a subject, by compare and set.
 
 The metadata of the stream could hold it too, but the server does not compare what it replaces there.
 """
@@ -21,7 +21,7 @@ _NO_STREAM = 10059
 
 
 async def read_registry(stream: Stream) -> OwnRegistry | None:
-    """What is recorded; None if nothing is known of the groups of this stream, which is older than the record."""
+    """Read the recorded registry; None for a stream that is older than the record, whose groups are unknown."""
     found, _ = await _last(stream)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""One stream and what is asked of it: create, publish, get, purge. Coroutines, awaited in the loop of the client.
+"""Requests about one stream: create, publish, get, purge. Coroutines, awaited in the loop of the client.
 
 Every stored message is either a batch (the bytes of ``pxrs.logs.formats.segment``) or a mark: a few bytes without
 messages that hold the next offset of a partition from which everything was trimmed.
@@ -27,9 +27,9 @@ from pxrs.logs.jetstream.names import from_metadata, subject_of, to_metadata
 T = TypeVar("T")
 
 OVERHEAD = 4_096
-"""Of the server's largest message: room for headers, generously."""
+"""The part of the server's largest message that is left for headers."""
 ABOUT = "Pxrs-Batch"
-"""The header with base, rows and newest time of a batch, for those who look at headers only."""
+"""The header with base, rows and newest time of a batch, for readers of headers only."""
 CONTENT = "Pxrs-Content"
 """The header with what a batch holds, if its stamp says so."""
 READY_SECONDS = 5.0
@@ -44,7 +44,7 @@ _CLOCKS_APART = timedelta(seconds=1)  # of two servers of a cluster
 
 
 class WrongLast(Exception):
-    """Somebody else has published to this subject since: read its last message again."""
+    """Another process has published to this subject since: read its last message again."""
 
 
 class Duplicate(Exception):
@@ -52,7 +52,7 @@ class Duplicate(Exception):
 
 
 class StoredMessage(NamedTuple):
-    """A message as it is stored: its place, and what it says about itself."""
+    """A message as it is stored: its sequence, and the facts in its headers."""
 
     sequence: int
     base: int
@@ -85,13 +85,13 @@ class Stream:
         return subject_of(self.name, partition)
 
     def place(self, partition: int, sequence: int) -> str:
-        """How an error names a message."""
+        """The name of a message in errors."""
         return f"{self.client.address}: stream {self.name}, subject {self.subject(partition)}, sequence {sequence}"
 
     # --- the stream itself
 
     async def info(self) -> dict[str, Any] | None:
-        """What the server says about the stream; None if there is none."""
+        """The server's description of the stream; None if there is none."""
         try:
             return await self.client.api(f"STREAM.INFO.{self.name}")
         except ApiError as error:
@@ -100,7 +100,7 @@ class Stream:
             raise self.refused(error) from None
 
     async def identity(self) -> LogIdentity | None:
-        """What the stream records; None if there is no stream."""
+        """The identity that the stream records; None if there is no stream."""
         found = await self.info()
         if found is None:
             return None
@@ -234,7 +234,7 @@ class Stream:
         return answers
 
     async def _read(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What any replica has."""
+        """Read from any replica."""
         return await patiently(lambda: self._asked(ask()), READY_SECONDS, NobodyAnswers)
 
     async def _asked(self, work: Coroutine[Any, Any, T]) -> T:
@@ -264,7 +264,7 @@ class Stream:
     # --- what is in a message
 
     def parse(self, partition: int, sequence: int, data: bytes) -> StoredMessage:
-        """What a message says about itself; Damaged if it is neither a batch nor a mark."""
+        """Parse a message; Damaged if it is neither a batch nor a mark."""
         if data.startswith(_MARK):
             return StoredMessage(sequence, self._mark(partition, sequence, data), 0, None, None, data)
         try:
@@ -289,7 +289,7 @@ class Stream:
 
 
 def _batch_headers(count: int) -> list[dict[str, str]]:
-    """What makes several publishes one: nothing for a single one."""
+    """The headers that make several publishes one: none for a single one."""
     if count == 1:
         return [{}]
     name = secrets.token_hex(8)

@@ -25,9 +25,9 @@ from pxrs.logs.jetstream.names import message_id
 from pxrs.logs.jetstream.stream import ABOUT, CONTENT, Duplicate, StoredMessage, Stream, WrongLast, mark
 
 LOOK_BACK = 64
-"""A batch is recognised if it is among the last so many messages of the stream, for each partition that it has."""
+"""A batch is recognised if it is among this many last messages of the stream, for each of its partitions."""
 LOOK_BACK_AT_LEAST = 1_000
-"""So many in any case."""
+"""The least number of these messages."""
 _REMEMBERED = 1_024
 _CATCH_UP_MESSAGES, _CATCH_UP_BYTES = 64, 8_388_608
 _PAUSE_SECONDS, _LONGER_PAUSE_SECONDS = 0.002, 0.2
@@ -35,7 +35,7 @@ _CLOCK = SystemClock()
 
 
 def look_back(partitions: int) -> int:
-    """How many messages of the stream, back from the end of a partition, a retry is looked for in."""
+    """The number of messages, back from the end of a partition, in which a retry is looked for."""
     return max(LOOK_BACK_AT_LEAST, LOOK_BACK * partitions)
 
 
@@ -68,14 +68,14 @@ def parts_of(batch: pa.RecordBatch, limit: int, start: int = 0) -> list[MessageP
 
 
 class Known(NamedTuple):
-    """A batch that the writer knows by its stamp: where it stands, and what it holds, if it says so."""
+    """A batch that the writer knows by its stamp: its offset, and its content, if it says so."""
 
     base: int
     content: str
 
 
 class _Unheard(Exception):
-    """Nobody was there to take it: it certainly was not stored."""
+    """No server took the message: it certainly was not stored."""
 
 
 class PartitionWriter:
@@ -129,7 +129,7 @@ class PartitionWriter:
                 refuse_other_content(self._queue, self._number, stamp, known.content)
 
     def _known(self, stamp: Stamp, name: str) -> int | None:
-        """Where a batch stands already. Conflict if it may stand further back than this writer knows."""
+        """The offset of a batch that is stored already. Conflict if it may be further back than this writer knows."""
         known = self._stamps.get(name)
         if known is None:
             refuse_forgotten(self._queue, self._number, stamp, self._known_from)
@@ -184,7 +184,7 @@ class PartitionWriter:
         return max(0, (0 if found is None else found.base) - rows)
 
     async def _find_in_window(self, name: str) -> Outline | None:
-        """A batch that the server knows and that stands further back than what was read."""
+        """Find a batch that the server recognises, and that is further back than what was read."""
         found: list[Outline] = []
 
         def take(page: list[Outline]) -> bool:
@@ -205,7 +205,7 @@ class PartitionWriter:
         return self._tail
 
     async def _first_look(self) -> SubjectEnd:
-        """Find the end, and which batches stand before it: one of them may be what is sent again now."""
+        """Find the end, and the batches before it: one of them may be what is sent again now."""
         last = await self._stream.last(self._number)
         if last is None:
             return SubjectEnd(0, 0)
@@ -213,7 +213,7 @@ class PartitionWriter:
         return SubjectEnd(last.sequence, last.end)
 
     async def _look_back(self, last: StoredMessage, sequence: int, reached: SubjectEnd | None) -> None:
-        """Take in what stands from a sequence on; ``reached`` is how far everything was taken in before."""
+        """Take in the messages from a sequence on; ``reached`` is how far everything was taken in before."""
         found: list[Outline] = []
 
         def take(page: list[Outline]) -> bool:

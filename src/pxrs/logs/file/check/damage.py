@@ -1,4 +1,4 @@
-"""Where in a partition the first damaged message stands, and what would be lost if the partition ended there."""
+"""Finds the first damaged message of a partition, and what would be lost if the partition ended there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pxrs.logs.formats.segment import CONTINUATION, MAX_HEADER, SCHEMA_MESSAGE, 
 
 
 class Damage(NamedTuple):
-    """The partition is whole up to ``offset``, which would stand at byte ``position`` of this file.
+    """The first damage: the partition is whole up to ``offset``, which would be at byte ``position`` of this file.
 
     ``end`` is the offset behind the last message that is known to have been stored.
     """
@@ -50,7 +50,7 @@ def find_damage(directory: str) -> Damage | None:
 
 
 def fault_of(path: str, sealed: Sealed) -> str:
-    """What is wrong with a sealed file; "" for nothing."""
+    """The fault of a sealed file; "" for none."""
     try:
         if digest_of(path) != sealed.xxh3:
             return f"{path}: this sealed segment, offsets {sealed.start} to {sealed.end - 1}, fails its checksum"
@@ -77,7 +77,7 @@ def _damage_in_segments(directory: str, manifest: Manifest) -> Damage | None:
 
 
 def _missing_tail(directory: str, mark: Mark, base: int, end: int) -> Damage | None:
-    """What ends before the mark has been cut, or has lost its last file."""
+    """A partition that ends before the durable mark has been cut, or has lost its last file."""
     path = segment_path(directory, base)
     size = os.path.getsize(path) if os.path.exists(path) else 0
     try:
@@ -88,7 +88,7 @@ def _missing_tail(directory: str, mark: Mark, base: int, end: int) -> Damage | N
 
 
 def _torn_from(base: int, mark: Mark | None) -> int | None:
-    """The byte of the last segment from which on a crash may have left something half done: never before the mark."""
+    """The byte of the last segment behind which a crash may have left unfinished writes: not before the mark."""
     if mark is None or mark.base < base:
         return 0
     return mark.position if mark.base == base else None
@@ -137,7 +137,7 @@ def _first_bad(path: str, index: BatchIndex, end: int) -> int | None:
 
 
 def _last_end(path: str, position: int, end: int) -> int:
-    """The highest offset that any header behind a damaged place tells of."""
+    """The highest offset in any header behind a damaged place."""
     with open(path, "rb") as file:
         file.seek(position or len(SCHEMA_MESSAGE))
         rest = file.read()

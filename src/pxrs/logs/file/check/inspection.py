@@ -1,4 +1,4 @@
-"""A partition's directory, looked at without trusting it: what ``pxrs log verify`` shows beyond what reading finds.
+"""Inspects a partition's directory without trusting it: what ``pxrs log verify`` shows beyond what reading finds.
 
 Nothing here writes, and nothing here opens the partition: that might already sweep away what is looked for.
 """
@@ -23,7 +23,7 @@ from pxrs.logs.formats.sealed_parquet import sealed_name
 from pxrs.logs.formats.segment import SCHEMA_MESSAGE, check_schema
 
 LOCKS = ("lock", "housekeeping.lock")
-"""Who holds both is alone: in this order, so that two who want that never wait for each other."""
+"""The locks in the order in which they are taken, so that two processes never wait for each other."""
 
 NO_PROBLEM = ("", False)
 _PASSING = ("leftover", "index", "tail")
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 def inspect(directory: str) -> list[Finding]:
-    """All that is wrong beside the messages themselves: the manifest, index files, what a crash has left over.
+    """Find all faults beside the messages: the manifest, index files, leftovers of a crash.
 
     What others are at work on looks like that for a moment: it is looked at a second time, while they wait.
     """
@@ -73,7 +73,7 @@ def _lasts(directory: str, finding: Finding, is_quiet: bool) -> bool:
 
 
 def look(directory: str) -> list[Finding]:
-    """What one look shows, whoever is at work there."""
+    """One look at the directory, while other processes may work there."""
     while os.path.isdir(directory):
         with suppress(FileNotFoundError):  # sealed, trimmed or swept by another process in this moment
             manifest, found = _look(directory)
@@ -122,7 +122,7 @@ def _is_whole(manifest: Manifest) -> bool:
 
 
 def leftovers(directory: str, summary: Summary) -> list[str]:
-    """What nobody needs any more, if nobody is at work now."""
+    """The files that nobody needs any more, if no process is at work now."""
     found = Listing(directory)
     return [*found.unfinished(by_writers=True), *found.superfluous(summary)]
 
@@ -140,7 +140,7 @@ def _index_findings(directory: str, summary: Summary) -> Iterator[Finding]:
 
 
 def index_problem(path: str) -> tuple[str, bool]:
-    """What is wrong with an index file, "" for nothing; and whether readers could be misled by it.
+    """The fault of an index file, "" for none; and whether it could mislead readers.
 
     What fails its checksums is not used, and a crash may leave such an end behind.
     """

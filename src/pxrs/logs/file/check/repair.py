@@ -1,4 +1,4 @@
-"""Putting a partition's files right. What can be made anew is made anew; messages are cut off only when told to.
+"""Repairs a partition's files: makes anew what can be made anew, and cuts messages off only when it is asked to.
 
 Deleted is only what cannot hold a message that is nowhere else: half a batch that was never acknowledged, unfinished
 files, index files, and of a segment and its sealed file that are both there and whole the one that does not count.
@@ -33,7 +33,7 @@ _UNKNOWN = "unknown"
 
 
 class RepairStep(NamedTuple):
-    """One thing that was put right."""
+    """One repair that was made."""
 
     action: str
     path: str
@@ -41,14 +41,14 @@ class RepairStep(NamedTuple):
 
 
 class Repaired(NamedTuple):
-    """What was done to a partition, and the damage that is still there."""
+    """The repairs of a partition, and the damage that is left."""
 
     steps: list[RepairStep]
     damage: Damage | None
 
 
 def repair(queue: str, number: int, directory: str, settings: Settings, cut_damaged: bool = False) -> Repaired:
-    """Put one partition right. Damage in its middle is only told, unless it is to be cut off."""
+    """Repair one partition. Damage in its middle is only reported, unless it is to be cut off."""
     if not os.path.isdir(directory):
         raise Damaged(f"{directory} is gone, with all that was in it")
     with _alone(directory):
@@ -99,7 +99,7 @@ def _restore_manifest(directory: str) -> Iterator[RepairStep]:
 
 
 def rebuild_manifest(directory: str) -> tuple[Manifest, list[str]]:
-    """The manifest as the sealed files themselves tell it, and the files that have no place in it.
+    """Make the manifest from the sealed files themselves, and list the files that do not belong to it.
 
     What was trimmed and not yet deleted is back again: better twice than never. Where a part of it is already gone,
     only what follows the last gap can be a history. A file that cannot be read keeps its place, with no checksum that
@@ -122,7 +122,7 @@ def rebuild_manifest(directory: str) -> tuple[Manifest, list[str]]:
 
 
 def _sealed(directory: str, base: int) -> Sealed | None:
-    """What the manifest says of a file; if it cannot be read, as its neighbours tell. None: nobody knows."""
+    """The manifest's entry of a file; if it cannot be read, an entry from its neighbours. None: unknown."""
     path = os.path.join(directory, sealed_name(base))
     try:
         file = SealedFile(path, base)
@@ -138,7 +138,7 @@ def _sealed(directory: str, base: int) -> Sealed | None:
 
 
 def _last_run(directory: str, bases: list[int]) -> tuple[int, list[str]]:
-    """Where the segments that follow each other without a gap begin, and the names of those before them."""
+    """The first of the last segments without a gap between them, and the names of those before it."""
     start = bases[-1] if bases else 0
     for base in reversed(bases[:-1]):
         with suppress(Damaged):  # where it ends cannot be told: it is taken for whole, and its damage is found later
@@ -178,7 +178,7 @@ def _restore_indexes(directory: str) -> Iterator[RepairStep]:
 
 
 def _cut_torn_tail(files: PartitionFiles, settings: Settings) -> Iterator[RepairStep]:
-    """What the next producer would do as well."""
+    """Cut a torn tail, as the next producer would do."""
     writer = PartitionWriter(files, settings)
     with suppress(Damaged), writer.locked():  # damage elsewhere is told apart
         pass
@@ -214,7 +214,7 @@ def _cut(directory: str, lock: int, damage: Damage) -> Iterator[RepairStep]:
 
 
 def _move_mark(directory: str, lock: int, damage: Damage, gone: set[str]) -> None:
-    """Writers believe the mark: what it covers is not cut by them. So it goes back before anything else does."""
+    """Move the durable mark back first: writers never cut what it covers."""
     end = Mark(0, 0)
     for base in bases_of(directory, "arrow"):
         path = segment_path(directory, base)

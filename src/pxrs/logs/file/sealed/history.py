@@ -50,7 +50,7 @@ class History:
 
     @property
     def files(self) -> tuple[Sealed, ...]:
-        """What the manifest lists. One that was replaced since ``refresh`` counts as gone: look again first."""
+        """The files that the manifest lists. A file replaced since ``refresh`` counts as gone: look again first."""
         if self._manifest is None:
             manifest = read_manifest(self._directory)
             if manifest.summary != self.summary:

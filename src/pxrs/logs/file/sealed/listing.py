@@ -1,4 +1,4 @@
-"""What the names in a partition's directory tell: which files there are, and which of them nobody needs any more.
+"""Lists a partition's directory: which files there are, and which of them nobody needs any more.
 
 The first line of the manifest is enough for that. It is the one place that says what is left over: sweeps, readers,
 ``pxrs log verify`` and ``pxrs log repair`` all ask here.
@@ -14,7 +14,7 @@ from pxrs.logs.formats.manifest import NAME, Summary
 from pxrs.logs.formats.sealed_parquet import sealed_name
 
 NEW_SEGMENT = "new-segment.tmp"
-"""Where a writer makes a segment; the next writer removes it."""
+"""The name under which a writer makes a segment; the next writer removes it."""
 
 _FILE = re.compile(r"(\d{20})\.(arrow|index|parquet)")
 _BEGUN_BY_HOUSEKEEPING = re.compile(r"\d{20}\.parquet\.tmp|" + re.escape(NAME) + r"\.tmp")
@@ -22,7 +22,7 @@ _BEGUN_BY_WRITERS = re.compile(re.escape(NEW_SEGMENT) + r"|\d{20}\.arrow(\.cut-\
 
 
 class Listing:
-    """The files of one partition, as one look at its directory shows them."""
+    """The files of one partition, from one look at its directory."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -44,7 +44,7 @@ class Listing:
         return sorted(self._bases[kind])
 
     def unfinished(self, by_writers: bool) -> list[str]:
-        """What was begun under another name; a writer's own is nobody else's business while its lock may be held."""
+        """Files that were begun under another name; a writer's own may be in use while its lock may be held."""
         return [self._path(name) for name, by_housekeeping in self._unfinished if by_housekeeping or by_writers]
 
     def superfluous(self, summary: Summary) -> list[str]:

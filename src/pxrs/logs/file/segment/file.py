@@ -1,4 +1,4 @@
-"""One segment file that is not sealed, and what is known of it so far."""
+"""One segment file that is not sealed, and what this process knows of it so far."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pxrs.logs.formats.segment import (
 )
 
 _SMALL = 65_536
-"""To read so many bytes costs less than to map their file anew."""
+"""Up to this many bytes are read, which costs less than to map their file anew."""
 
 
 def segment_path(directory: str, base: int) -> str:
@@ -36,7 +36,7 @@ def segment_path(directory: str, base: int) -> str:
 
 
 def index_path(segment: str) -> str:
-    """Where the index of a segment stands."""
+    """The path of a segment's index file."""
     return segment.removesuffix(".arrow") + ".index"
 
 
@@ -45,7 +45,7 @@ class Replaced(Exception):
 
 
 class Segment:
-    """One file of batches and what is known of it so far."""
+    """One file of batches, and what is known of it so far."""
 
     def __init__(self, directory: str, base: int) -> None:
         self.path = segment_path(directory, base)
@@ -126,7 +126,7 @@ class Segment:
         self._last = window.last or self._last
 
     def _load_index(self, fd: int) -> int:
-        """Take in the index file, if its last batch is the one that stands in the segment; returns where that ends."""
+        """Take in the index file, if its last batch is in the segment; returns where that ends."""
         index = BatchIndex()
         saved = indexfile.load(index_path(self.path), index)
         if not saved.batches or not _ends_at(fd, index, saved.position, saved.end):
@@ -153,7 +153,7 @@ class Segment:
         return self.index.bases[number] if number >= 0 else self.base
 
     def place(self, number: int) -> BatchPosition:
-        """Where a batch stands; it ends where the next one starts."""
+        """The position of a batch; it ends where the next one starts."""
         index, after = self.index, number + 1
         position = index.positions[number]
         end = index.positions[after] if after < len(index) else self.position
@@ -164,7 +164,7 @@ class Segment:
         return self.index.bases[number + 1] if number + 1 < len(self.index) else self.end
 
     def stamp_of(self, number: int) -> Stamp | None:
-        """Who has appended a batch, with all that its header says of it."""
+        """The stamp of a batch, with all that its header says of it."""
         place = self.place(number)
         return message_at(self._bytes(place), 0, self.path).header.stamp
 
@@ -204,7 +204,7 @@ class Segment:
 
 
 def _ends_at(fd: int, index: BatchIndex, end_position: int, end: int) -> bool:
-    """Whether the last batch of an index stands in the segment as the index says."""
+    """Whether the last batch of an index is in the segment, where the index says."""
     position = index.positions[-1]
     try:
         header = read_header(os.pread(fd, MAX_HEADER, position))

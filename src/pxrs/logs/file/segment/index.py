@@ -1,4 +1,4 @@
-"""Where the batches of one segment stand: some forty bytes for each, since a segment may hold very many."""
+"""The index of one segment: the position of each batch in some forty bytes, since a segment may hold very many."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BatchIndex:
         return number
 
     def _columns(self) -> tuple[array[int], ...]:
-        """What is written down."""
+        """The columns that are written."""
         return self.positions, self.bases, self.last_us, self._producers, self._sequences
 
     def rows(self, first: int) -> tuple[list[str], bytes]:
@@ -84,7 +84,7 @@ class BatchIndex:
             del column[count:]
 
     def number_of(self, offset: int) -> int:
-        """Which of the batches holds this offset."""
+        """The index of the batch that holds this offset."""
         return bisect_right(self.bases, offset) - 1
 
     def find(self, stamp: Stamp) -> int | None:
@@ -116,7 +116,7 @@ _CHECKSUM = struct.Struct("<Q")  # over the head and the rows
 
 
 class Saved(NamedTuple):
-    """What an index file holds: so many bytes of it are good, and cover the segment up to a position and an offset."""
+    """The good part of an index file: this many bytes, which cover the segment up to a position and an offset."""
 
     size: int = 0
     batches: int = 0
@@ -139,7 +139,7 @@ def load(path: str, index: BatchIndex) -> Saved:
 
 
 def save(path: str, index: BatchIndex, position: int, end: int) -> Saved:
-    """Append a block of the batches that the file does not have; whatever else stands there is cut off first."""
+    """Append a block of the batches that the file does not have; anything else at its end is cut off first."""
     before = BatchIndex()
     known = load(path, before)
     if not index.starts_with(before):  # it was written before a crash that has cut the segment

@@ -24,11 +24,11 @@ from pxrs.logs.formats.segment import (
 )
 
 _STEP = 16_384
-"""So much is read at a time to find many small headers; more of a large batch would be read in vain."""
+"""The number of bytes read at a time to find many small headers; of a large batch, more would be read in vain."""
 
 
 class Tail(Enum):
-    """What stands after the last whole batch."""
+    """The bytes after the last whole batch."""
 
     CLEAN = "nothing"
     PARTIAL = "the beginning of a batch: being written now, or torn by a crash"
@@ -36,7 +36,7 @@ class Tail(Enum):
 
 
 class ScanResult(NamedTuple):
-    """Where the last whole batch ends, as a byte and as an offset, and what follows it."""
+    """The end of the last whole batch, as a byte and as an offset, and what follows it."""
 
     position: int
     end: int
@@ -44,7 +44,7 @@ class ScanResult(NamedTuple):
 
 
 Take = Callable[[int, Header], None]
-"""What is done with each whole batch on the way: its position and its header."""
+"""The function that is called with each whole batch: its position and its header."""
 
 
 class Window:
@@ -106,7 +106,7 @@ def walk(
 
 
 def _judge(fd: int, path: str, position: int, expected: int) -> Tail:
-    """What it is that stands here instead of an intact header. Damage before a good batch is an error."""
+    """Decide what is in the place of an intact header. Damage before a good batch is an error."""
     data = os.pread(fd, MAX_HEADER, position)
     if _is_beginning(data) or _is_header(data):  # a writer may have finished it since: the next look takes it in
         return Tail.PARTIAL
