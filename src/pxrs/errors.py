@@ -45,7 +45,7 @@ _LOCAL = re.compile(r"\W*(?:file|sqlite|lockfiles|memory):", re.IGNORECASE)
 def masked(text: str) -> str:
     """A URL, or a text with URLs in it, with the passwords taken out. Nothing that is shown holds one.
 
-    Mistyped URLs count too: whatever stands between a colon and an '@' may be a password.
+    Mistyped URLs count too: all text between a colon and an '@' may be a password.
     """
     shown = re.sub(r"\S+", lambda found: _word(found[0]), text) if "@" in text else text
     return _SECRETS.sub(lambda found: f"{found['name']}***", shown)

@@ -165,7 +165,7 @@ class Partition(NamedTuple):
 class MemberState(StrEnum):
     """The state that a member reports. A stalled one beats but makes no progress; others get its partitions.
 
-    A word that this version does not know was written by a later one. It is kept as it stands, so that it is never
+    A word that this version does not know was written by a later one. It is kept as it is, so that it is never
     written back as something else; such a member is alive, and gets no partitions.
     """
 

@@ -62,15 +62,17 @@ Wish = OpenOptions
 """The name until 0.6; drivers of other packages may import it."""
 
 
-def agree(name: str, wish: OpenOptions, recorded: LogIdentity | None) -> LogIdentity:
+def agree(name: str, options: OpenOptions, recorded: LogIdentity | None) -> LogIdentity:
     """Check the options against the recorded identity, and return it; without one, make a new identity."""
     if recorded is None:
-        count = DEFAULT_PARTITIONS if wish.partitions is None else wish.partitions
+        count = DEFAULT_PARTITIONS if options.partitions is None else options.partitions
         if type(count) is not int or not 1 <= count <= MAX_PARTITIONS:
             raise BadSetting(f"partitions = {count!r}: a whole number from 1 to {MAX_PARTITIONS}")
-        return LogIdentity(name, count, wish.hash or DEFAULT_HASH, wish.reduce or DEFAULT_REDUCE, secrets.token_hex(8))
+        return LogIdentity(
+            name, count, options.hash or DEFAULT_HASH, options.reduce or DEFAULT_REDUCE, secrets.token_hex(8)
+        )
     for what in OpenOptions._fields:
-        wanted, stored = getattr(wish, what), getattr(recorded, what)
+        wanted, stored = getattr(options, what), getattr(recorded, what)
         if wanted is not None and wanted != stored:
             raise Mismatch(
                 f"queue {recorded.name!r} was created with {what} = {stored!r}, and is opened with {wanted!r}: "
@@ -86,7 +88,7 @@ DEAD_LETTERS = "dead-letters/"
 class OwnRegistry(NamedTuple):
     """The registry to which a log belongs: only its groups may consume the log and hold back its retention.
 
-    ``id`` is random and stands in the registry too; "" says that no group has come yet. ``where`` is the registry's URL
+    ``id`` is random and is in the registry too; "" says that no group has come yet. ``where`` is the registry's URL
     without a password, for people. ``before`` is the id of the registry that this one has replaced, if any.
     """
 
@@ -99,7 +101,7 @@ class Stamp(NamedTuple):
     """The producer stamp of a batch: it makes a retry recognisable. ``sequence`` counts a producer's batches to one
     partition, from 0. Two stamps are equal if they name the same producer and sequence.
 
-    ``since``: the batch does not stand before this offset, as far as its sender knows. A log that has forgotten stamps
+    ``since``: the batch is not before this offset, as far as its sender knows. A log that has forgotten stamps
     behind it then stores nothing and raises Conflict: read on from there, and say how far you have looked.
     ``content``: ROWS/CHECKSUM of what is sent under this number. Another content under the same stamp is refused.
     """
@@ -210,7 +212,7 @@ class Log(ABC):
         is returned. One with another content is refused (by a log of files also one with another number of rows); so
         it is where a stamp is given for a partition that gets no batch.
         Raises Damaged or Unavailable; then a later retry with the same stamps is safe. Raises Conflict if a stamp says
-        ``since``, and the log cannot tell any more whether the batch stands behind that; what went to other partitions
+        ``since``, and the log does not know any more whether the batch is behind that; what went to other partitions
         may be stored then.
         """
 

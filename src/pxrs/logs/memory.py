@@ -74,7 +74,7 @@ _named_lock = threading.Lock()
 def _call(notify: Callable[[], None]) -> None:
     try:
         notify()
-    except Exception:  # the append has happened: its caller must not be told otherwise
+    except Exception:  # the append has happened: its caller must not get an error
         logger.exception("a subscriber's callback failed; the others go on")
 
 
@@ -92,7 +92,7 @@ class MemoryLog(Log):
         self._closed = False
 
     @classmethod
-    def open(cls, url: str, wish: OpenOptions, settings: Settings, create: bool) -> MemoryLog:  # noqa: ARG003 - the driver's signature
+    def open(cls, url: str, options: OpenOptions, settings: Settings, create: bool) -> MemoryLog:  # noqa: ARG003 - the driver's signature
         _, place = split_url(url)
         name = check_name("queue", place) if place else ""
         with _named_lock:
@@ -100,10 +100,10 @@ class MemoryLog(Log):
             if content is None and not create:
                 raise NotFound(f"there is no log {masked_url(url)!r} in this process: open it with create=True")
             if content is None:
-                content = _Content(agree(name or "memory", wish, None))
+                content = _Content(agree(name or "memory", options, None))
                 if name:
                     _named[name] = content
-        agree(name, wish, content.identity)
+        agree(name, options, content.identity)
         return cls(content)
 
     def _partition(self, number: int) -> _PartitionLog:
@@ -192,10 +192,10 @@ class MemoryLog(Log):
             found = self._content.siblings.get(name)
             if found is None and not create:
                 return None
-            wish = OpenOptions(partitions, self.identity.hash, self.identity.reduce)
+            options = OpenOptions(partitions, self.identity.hash, self.identity.reduce)
             if found is None:
-                found = self._content.siblings[name] = _Content(agree(parts[-1], wish, None))
-        agree(name, wish, found.identity)
+                found = self._content.siblings[name] = _Content(agree(parts[-1], options, None))
+        agree(name, options, found.identity)
         return MemoryLog(found)
 
     def registry(self) -> OwnRegistry:

@@ -91,7 +91,7 @@ def without_mark(headers: pa.ChunkedArray) -> pa.ChunkedArray:
     """Headers without ``ONLY_FOR``, for messages that are passed on to another queue."""
     kind = headers.type
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
-        return headers  # whoever stores it refuses it
+        return headers  # the log that stores it refuses it
     if not any(marked_rows(chunk) for chunk in headers.chunks):
         return headers
     rows = [row and [pair for pair in row if pair["key"] != ONLY_FOR] for row in values_of(headers)]

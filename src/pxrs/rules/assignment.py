@@ -4,7 +4,7 @@ Both assignors are deterministic, do not depend on the order in which members ar
 differ by at most one. From nothing both give the same contiguous layout (8 over A, B, C: 0-2, 3-5, 6-7).
 
 - ``range`` lays out anew each time: sorted ids, contiguous runs, the first ones get one more.
-- ``sticky`` (the default) moves as little as fairness allows. Proof: who has left gives up everything; who
+- ``sticky`` (the default) moves as little as fairness allows. Proof: a member that left gives up everything; one that
   stays must give up what exceeds its quota, and gives up no more. Only the choice of who gets the larger
   quota is free; it saves one move at a member that holds more than the smaller one, and none elsewhere. The
   fullest members get the larger quotas, so it is saved as often as it can be.

@@ -4,7 +4,7 @@ No wall clocks are compared and no stored time is read, so a jumping clock on an
 An observer that has just begun to watch judges nobody before it has watched a whole lease itself; nor does one that
 has not looked for a lease, because the whole machine slept.
 
-Silence is counted from the look that has first shown the last beat, so whoever looks late notices a crash late. Beats
+Silence is counted from the look that first showed the last beat, so a late look notices a crash late. Beats
 come at a known pace: an observer looks when the next one is due, and a tenth of a lease later if it was not there.
 """
 
@@ -116,7 +116,7 @@ class Sign(Enum):
     """The state of a member as an onlooker sees it now."""
 
     ALIVE = "it shows life"
-    DEAD = "its counter stood still while it was looked at, and by its own time it has been silent for a lease"
+    DEAD = "its counter did not move while it was looked at, and by its own time it has been silent for a lease"
     OPEN = "it has to be looked at again, a beat later"
 
 

@@ -59,7 +59,7 @@ class Pace:
     most: int
 
     def after(self, rows: int, seconds: float) -> Pace:
-        """The pace after a batch of so many rows took so long. One that was not full proves nothing about more."""
+        """The pace after a batch of this many rows took this long. One that was not full proves nothing about more."""
         if rows < self.rows and seconds <= self.target_seconds:
             return self
         factor = min(GROWTH, self.target_seconds / max(seconds, 1e-6))
@@ -105,7 +105,7 @@ def singles_after(part: Range, end: int) -> list[Range]:
 
 @dataclass(frozen=True, slots=True)
 class CommitPolicy:
-    """Commit after so many messages, or so many seconds, whichever comes first; always at a hand-over."""
+    """Commit after this many messages, or this many seconds, whichever comes first; always at a hand-over."""
 
     every: int = 1_000
     seconds: float = 1.0

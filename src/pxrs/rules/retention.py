@@ -41,7 +41,7 @@ def judge(chunks: Sequence[RetainedPart], policy: Policy, checkpoint: int | None
     """Apply the policy to one partition; ``checkpoint`` is the smallest of all groups, None if there is no group.
 
     No rule deletes what a group has still to consume. What a running batch was planned for is not committed yet: it
-    stands above a checkpoint, so it stays too.
+    is above a checkpoint, so it stays too.
     """
     if not chunks:
         return RetentionDecision(0, 0)

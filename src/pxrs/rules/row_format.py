@@ -111,7 +111,7 @@ def _tenure(line: Any) -> Tenure:
     owner, epoch, since, cause = items(name, line, 4)
     typed = type(owner) is type(cause) is str and type(epoch) is int and type(since) is float
     if typed and 0 <= epoch < LIMIT and 0 <= since < LIMIT:
-        return Tenure(owner, epoch, since, cause)  # as nearly all are: eight of them stand in each row
+        return Tenure(owner, epoch, since, cause)  # as nearly all are: eight of them are in each row
     return Tenure(text_or_none(name, owner), whole(name, epoch), moment(name, since), text(name, cause))
 
 

@@ -102,7 +102,7 @@ def _examples(lines: Sequence[str]) -> str:
 
 
 def _about(
-    debug: Annotated[  # noqa: ARG001 - stands here for --help; ``run`` finds it wherever it was written
+    debug: Annotated[  # noqa: ARG001 - is here for --help; ``run`` finds it wherever it was written
         bool, typer.Option("--debug", help="Show the stack of errors.")
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str]) -> int:
     code = _run(arguments, debug)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output is gone (``| head``): then there is nobody to tell
+    except BrokenPipeError:  # the reader of our output is gone (``| head``)
         _drop_output()
     except OSError as error:
         _drop_output()

@@ -1,6 +1,6 @@
 """Setting the scene of the demo: the lead of the group is held until all consumers are there.
 
-Whoever joins first would otherwise take all partitions and give them up again one by one. With all three present at
+The first member would otherwise take all partitions and give them up again one by one. With all three present at
 the first plan, it is the picture that everybody draws: A 0-2, B 3-5, C 6-7.
 """
 

@@ -42,7 +42,7 @@ def has_marks() -> bool:
 def write_mark(fd: int, mark: Mark) -> bytes | None:
     """Put the mark into the open lock file. It needs no sync: it is valid for this boot only.
 
-    Returns what stands there now: who finds the same again need not look closer.
+    Returns the bytes of the mark: a reader that finds the same bytes again need not look closer.
     """
     boot = _boot()
     if boot is None:

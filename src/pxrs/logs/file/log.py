@@ -42,7 +42,7 @@ _SYNCS_AT_ONCE = 16
 class FileLog(Log):
     """A queue in a directory.
 
-    A retry is recognised while its batch stands in the active segment or the one before it; each object and
+    A retry is recognised while its batch is in the active segment or the one before it; each object and
     each process sees the same window, because stamps are stored with the batches.
     """
 
@@ -63,9 +63,9 @@ class FileLog(Log):
         self._pool: ThreadPoolExecutor | None = None
 
     @classmethod
-    def open(cls, url: str, wish: OpenOptions, settings: Settings, create: bool) -> FileLog:
+    def open(cls, url: str, options: OpenOptions, settings: Settings, create: bool) -> FileLog:
         directory, name = directory_of(url)
-        return cls(directory, open_directory(directory, name, wish, create), settings)
+        return cls(directory, open_directory(directory, name, options, create), settings)
 
     def _partition(self, number: int) -> tuple[PartitionFiles, PartitionWriter]:
         if self._closed:
@@ -176,8 +176,8 @@ class FileLog(Log):
         directory = sibling_directory(self.directory, name)
         if not create and not os.path.exists(os.path.join(directory, "queue.json")):
             return None
-        wish = OpenOptions(partitions, self.identity.hash, self.identity.reduce)
-        identity = open_directory(directory, os.path.basename(directory), wish, create)
+        options = OpenOptions(partitions, self.identity.hash, self.identity.reduce)
+        identity = open_directory(directory, os.path.basename(directory), options, create)
         return FileLog(directory, identity, self._settings)
 
     def registry(self) -> OwnRegistry | None:

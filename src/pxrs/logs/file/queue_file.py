@@ -57,7 +57,7 @@ def partition_directory(directory: str, number: int) -> str:
     return os.path.join(directory, f"partition-{number}")
 
 
-def open_directory(directory: str, name: str, wish: OpenOptions, create: bool) -> LogIdentity:
+def open_directory(directory: str, name: str, options: OpenOptions, create: bool) -> LogIdentity:
     """The identity recorded in this directory, which is made if need be."""
     try:
         recorded = _read(directory)
@@ -66,7 +66,7 @@ def open_directory(directory: str, name: str, wish: OpenOptions, create: bool) -
             _refuse_orphans(directory)
         if recorded is None and not create:
             raise NotFound(f"there is no queue in {directory}: create it with `pxrs init file:{directory}`")
-        return _create(directory, name, wish) if recorded is None else agree(name, wish, recorded)
+        return _create(directory, name, options) if recorded is None else agree(name, options, recorded)
     except OSError as error:
         raise Unavailable(f"{directory}: {disk_text(error, directory)}") from error
 
@@ -89,13 +89,13 @@ def _refuse_orphans(directory: str) -> None:
         )
 
 
-def _create(directory: str, name: str, wish: OpenOptions) -> LogIdentity:
-    identity = agree(name, wish, None)  # refuses before anything is made
+def _create(directory: str, name: str, options: OpenOptions) -> LogIdentity:
+    identity = agree(name, options, None)  # refuses before anything is made
     make_directories(directory)
     with _locked(directory):  # of two creators the second finds, and must agree with, the first's
         recorded = _read(directory)
         if recorded is not None:
-            return agree(name, wish, recorded)
+            return agree(name, options, recorded)
         for number in range(identity.partitions):
             os.makedirs(partition_directory(directory, number), exist_ok=True)
         sync_path(directory)
@@ -111,7 +111,7 @@ def _locked(directory: str) -> AbstractContextManager[int | None]:
 def _to_json(identity: LogIdentity) -> bytes:
     created = datetime.fromtimestamp(SystemClock().wall(), tz=UTC).isoformat(timespec="seconds")
     values: dict[str, Any] = {field: getattr(identity, field) for field in _FIELDS}
-    # The last one tells this queue from those of 0.5: whoever consumes it records its registry, in that file.
+    # The last one tells this queue from those of 0.5: its first consumer records the registry, in that file.
     return sealed_json({"format": FORMAT, **values, "created": created, "registry": "registry.json"})
 
 
@@ -170,7 +170,7 @@ def _problem(values: Any) -> str:
         return f"it holds {type(values).__name__}, not names with values"
     if type(values.get("format")) is not int:
         return _wrong(values, "format")
-    # A later format may have its checksum elsewhere: it is told by its number.
+    # A later format may have its checksum elsewhere: its number shows it.
     return "" if "xxh3" in values or values["format"] > FORMAT else _wrong(values, "xxh3")
 
 

@@ -148,7 +148,7 @@ class PartitionFiles:
     def _extend(self, mark: Mark | None) -> None:
         try:
             self._take_in(mark)
-        except Replaced:  # whoever cut it may have changed other segments as well
+        except Replaced:  # the process that cut it may have changed other segments as well
             self.forget()
             self._take_in(mark)
 
@@ -338,7 +338,7 @@ class PartitionFiles:
     def find_stamp(self, stamp: Stamp, rows: int) -> int | None:
         """The first offset of the batch that carries this stamp, in the active segment or the one before it.
 
-        Raises Conflict if it may stand further back than that, as far as the stamp says.
+        Raises Conflict if it may be further back than that, as far as the stamp says.
         """
         with self.lock:
             found = self._stamped(stamp)

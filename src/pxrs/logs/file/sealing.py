@@ -2,7 +2,7 @@
 
 One process at a time, by a lock of its own: appends never wait for it. Each step leaves the partition whole, in this
 order: a new file under a name that nobody looks for, the manifest, then the files that the manifest has made
-superfluous. What a crash leaves over is told from the manifest's first line, and swept by the next who comes.
+superfluous. The manifest's first line shows what a crash has left over, and the next process sweeps it.
 """
 
 from __future__ import annotations

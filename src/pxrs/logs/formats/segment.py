@@ -79,7 +79,7 @@ def encode(
 ) -> tuple[memoryview, Header]:
     """The bytes of one batch (``SCHEMA``), ready to be appended to a segment, and what their header says.
 
-    With a room they stand there until the next batch is encoded in it.
+    With a room they stay there until the next batch is encoded in it.
     """
     base, first, last = _extent(batch)
     metadata = describe(base, batch.num_rows, first, last, stamp)
@@ -111,7 +111,7 @@ def _extent(batch: pa.RecordBatch) -> tuple[int, int, int]:
 
 def describe(base: int, rows: int, first_us: int, last_us: int, stamp: Stamp | None) -> dict[bytes, bytes]:
     """The custom metadata of a batch, its checksums blank."""
-    # Fixed widths: the checksums and the header's length are written over what stands here as zeros.
+    # Fixed widths: the checksums and the header's length are written over these zeros.
     described = {
         b"pxrs.head": BLANK,
         b"pxrs.xxh3": BLANK,
@@ -226,7 +226,7 @@ def intact(message: pa.Buffer) -> bool:
     try:
         size = header_size(view)
         likely = latest_layout(size)
-        # If the checksum is right, so was the place where it was looked for: it covers all that says where it stands.
+        # If the checksum is right, so was the place where it was looked for: it covers all that says where it is.
         if likely is not None and _matches(view, size, likely):
             return True
         return _matches(view, size, lay_out(bytes(view[:size]))[0])

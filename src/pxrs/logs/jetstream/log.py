@@ -1,7 +1,7 @@
 """The log over NATS JetStream: a queue is a stream, a partition is a subject, a batch is a message.
 
 The stream's metadata hold the queue's identity. Offsets are dense as in any log of PXRS; the server's sequences only
-say where they stand. Readers go on from their own checkpoints, so no state of a consumer on the server matters.
+say where they are. Readers go on from their own checkpoints, so no state of a consumer on the server matters.
 """
 
 from __future__ import annotations
@@ -75,19 +75,19 @@ class JetStreamLog(Log):
         self._limit = 0
 
     @classmethod
-    def open(cls, url: str, wish: OpenOptions, settings: Settings, create: bool) -> JetStreamLog:
+    def open(cls, url: str, options: OpenOptions, settings: Settings, create: bool) -> JetStreamLog:
         target = target_of(url)
-        found = cls._open(_StreamLocation(target, (target.queue,), settings), wish, create)
+        found = cls._open(_StreamLocation(target, (target.queue,), settings), options, create)
         if found is None:
             name = target.queue
             raise NotFound(f"there is no stream for queue {name!r} at {target.address}: open it with create=True")
         return found
 
     @classmethod
-    def _open(cls, place: _StreamLocation, wish: OpenOptions, create: bool) -> JetStreamLog | None:
+    def _open(cls, place: _StreamLocation, options: OpenOptions, create: bool) -> JetStreamLog | None:
         stream = Stream(Client(place.target.address), stream_of(*place.names))
         try:
-            identity = stream.client.run(_identity(stream, place, wish, create), _SECONDS)
+            identity = stream.client.run(_identity(stream, place, options, create), _SECONDS)
         except BaseException:
             stream.client.close()
             raise
@@ -222,8 +222,8 @@ class JetStreamLog(Log):
 
     def sibling(self, name: str, partitions: int, create: bool) -> JetStreamLog | None:
         parts = [check_name("sibling", part) for part in name.split("/")]
-        wish = OpenOptions(partitions, self.identity.hash, self.identity.reduce)
-        return self._open(self._place._replace(names=(*self._place.names, *parts)), wish, create)
+        options = OpenOptions(partitions, self.identity.hash, self.identity.reduce)
+        return self._open(self._place._replace(names=(*self._place.names, *parts)), options, create)
 
     def registry(self) -> OwnRegistry | None:
         return self._run(read_registry(self._stream))
@@ -243,19 +243,21 @@ class JetStreamLog(Log):
             self._client.close()
 
 
-async def _identity(stream: Stream, place: _StreamLocation, wish: OpenOptions, create: bool) -> LogIdentity | None:
+async def _identity(stream: Stream, place: _StreamLocation, options: OpenOptions, create: bool) -> LogIdentity | None:
     await stream.client.max_payload()  # a server that is not there is no reason for patience
-    return await patiently(lambda: _found_or_made(stream, place, wish, create), _PATIENCE_SECONDS)
+    return await patiently(lambda: _found_or_made(stream, place, options, create), _PATIENCE_SECONDS)
 
 
-async def _found_or_made(stream: Stream, place: _StreamLocation, wish: OpenOptions, create: bool) -> LogIdentity | None:
+async def _found_or_made(
+    stream: Stream, place: _StreamLocation, options: OpenOptions, create: bool
+) -> LogIdentity | None:
     """The recorded identity, found or made; of two creators the second must agree with the first."""
     target, name = place.target, place.names[-1]
     recorded = await stream.identity()
     if recorded is None and not create:
         return None
     if recorded is None:
-        made = agree(name, wish, None)
+        made = agree(name, options, None)
         if await stream.create(made, target.replicas or 1, target.window_ms or DEFAULT_WINDOW_MS):
             return made
         recorded = await stream.identity()
@@ -264,11 +266,11 @@ async def _found_or_made(stream: Stream, place: _StreamLocation, wish: OpenOptio
             f"stream {stream.name!r} has {stream.replicas} replicas, and is opened with replicas={target.replicas}: "
             f"leave it out, or change the stream first (nats stream edit {stream.name} --replicas {target.replicas})"
         )
-    return agree(name, wish, recorded)
+    return agree(name, options, recorded)
 
 
-# ---- how readers hear of new messages -------------------------------------------------------------------------------
-# It is a hint. It is stored nowhere, it may be lost, and after a reconnect everybody is told, just in case.
+# ---- how readers are woken for new messages -------------------------------------------------------------------------
+# It is a hint. It is not stored, it may be lost, and after a reconnect all readers are woken, just in case.
 
 
 logger = logging.getLogger(__name__)

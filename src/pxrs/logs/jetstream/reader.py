@@ -1,6 +1,6 @@
 """Reading one partition of a stream: by sequence, in runs of many batches, from wherever the caller wants to go on.
 
-No consumer of the server's has a say in where that is. The offset comes from the caller; which sequence it stands at
+No consumer object of the server decides where that is. The offset comes from the caller; which sequence it is at
 is remembered from the batch before it, or searched for.
 """
 
@@ -248,7 +248,7 @@ class PartitionReader:
             guess = min(max(low.sequence + 1, low.sequence + int(share * (top - low.sequence))), top)
             found = await self._stream.next(self._number, guess)
             if found is None or (found.base > offset and guess == low.sequence + 1):
-                return guess  # what should stand here is gone: whoever reads there finds out why
+                return guess  # the message that should be here is gone: a read there finds out why
             if found.base > offset:
                 top, top_base = guess - 1, found.base
             else:

@@ -222,7 +222,7 @@ class PartitionWriter:
 
         await outlines(self._stream, self._number, sequence, take)
         first = next((outline.base for outline in found if not outline.is_later_part), last.base)
-        # What stands in between is not known, nor what was deleted.
+        # The messages in between are not known, nor what was deleted.
         if reached is None or sequence > reached.sequence + 1 or first > reached.end:
             self._known_from = first
         self._remember_all(found)

@@ -1,4 +1,4 @@
-"""The two 32-bit hashes for which no library stands ready, on one key each: Java's and Kafka's."""
+"""Java's and Kafka's 32-bit hashes, on one key each: no library has them."""
 
 from __future__ import annotations
 

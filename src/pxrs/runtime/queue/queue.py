@@ -77,10 +77,10 @@ def open_queue(
     if isinstance(hash, str):
         _make_known(hash)
     wished = Partitioner(1, hash=hash or DEFAULT_HASH, reduce=reduce or DEFAULT_REDUCE)
-    wish = OpenOptions(partitions, wished.hash if hash else None, reduce)
+    options = OpenOptions(partitions, wished.hash if hash else None, reduce)
     with ExitStack() as undo:
         store = None if places.is_beside else undo.enter_context(closing(open_store(places.registry, settings)))
-        opened: Log = find_driver("pxrs.logs", places.log).open(places.log, wish, settings, create)
+        opened: Log = find_driver("pxrs.logs", places.log).open(places.log, options, settings, create)
         undo.callback(opened.close)
         if store is None:  # it stands in the log's directory, which is there now
             store = undo.enter_context(closing(open_store(places.registry, settings)))

@@ -50,7 +50,7 @@ def health(
     """Open log and registry and look at every partition and group.
 
     Exit code 1 if something is wrong, 3 if messages wait and no member lives, or all partitions that have some are
-    parked. Dead letters and a few parked partitions are told, and are no failure.
+    parked. Dead letters and a few parked partitions are shown, and are no failure.
     """
     found = _Findings()
     with opened(url, registry) as queue:

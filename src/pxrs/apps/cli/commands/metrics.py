@@ -31,7 +31,7 @@ def metrics(
 ) -> None:
     """Lag of every partition, members, parked partitions and dead letters of all groups, as Prometheus text.
 
-    They are told from the registry and the log: also of partitions that nobody owns, and of groups whose members are
+    They are read from the registry and the log: also those of free partitions, and of groups whose members are
     all dead.
     """
     from pxrs.runtime.queue.group_metrics import Exporter

@@ -50,7 +50,7 @@ def produce(
     """Send messages: one per line of stdin or of files, durable when the command ends.
 
     Messages without a key are spread over the partitions; with a key they keep their order. Ctrl-C ends it and says
-    how many are stored: the first so many of the input, which --skip leaves out the next time. Sending needs no
+    how many are stored: the first N of the input, which --skip N leaves out the next time. Sending needs no
     registry and records none: the first group does.
     """
     from pxrs.runtime.group.membership import signals

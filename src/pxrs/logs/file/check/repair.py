@@ -103,7 +103,7 @@ def rebuild_manifest(directory: str) -> tuple[Manifest, list[str]]:
 
     What was trimmed and not yet deleted is back again: better twice than never. Where a part of it is already gone,
     only what follows the last gap can be a history. A file that cannot be read keeps its place, with no checksum that
-    could ever fit: whoever reads it is told, and all others are readable.
+    could ever fit: its readers get an error, and all others are readable.
     """
     files = [_sealed(directory, base) for base in bases_of(directory, "parquet")]
     segments = bases_of(directory, "arrow")
@@ -141,7 +141,7 @@ def _last_run(directory: str, bases: list[int]) -> tuple[int, list[str]]:
     """The first of the last segments without a gap between them, and the names of those before it."""
     start = bases[-1] if bases else 0
     for base in reversed(bases[:-1]):
-        with suppress(Damaged):  # where it ends cannot be told: it is taken for whole, and its damage is found later
+        with suppress(Damaged):  # its end is not known: it is taken for whole, and its damage is found later
             if walk_segment(segment_path(directory, base), base, BatchIndex()).end != start:
                 break
         start = base

@@ -65,7 +65,7 @@ class Window:
     def _at(self, position: int, length: int) -> bytes:
         found = self.data[position - self.start : position - self.start + length]
         if len(found) < length:
-            # What stands behind a large batch is likely to be as large: only its header is needed.
+            # The batch behind a large one is likely to be as large: only its header is needed.
             reach = _STEP if position > self.start + len(self.data) else MAX_HEADER
             self.data, self.start = os.pread(self._fd, max(reach, length), position), position
             found = self.data[:length]

@@ -37,7 +37,7 @@ def copy(
 ) -> None:
     """Copy groups to another registry: checkpoints, epochs, history. Stop their members first.
 
-    Nothing is written if one of the groups has members, or stands in TO with other rows. If all groups of a queue go,
+    Nothing is written if one of the groups has members, or is in TO with other rows. If all groups of a queue go,
     the first consumer that starts, with FROM or TO, says to which of the two its log belongs from then on; with --move
     that is TO. Else say so with `pxrs registry adopt`.
     """

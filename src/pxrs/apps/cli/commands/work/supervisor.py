@@ -1,6 +1,6 @@
 """The supervisor of ``pxrs work``: it starts processes, starts those again that fail, and ends all together.
 
-One thread, one loop: hear, reap, start what is due, look at the sources. Each wait in it is short, so that no signal is
+One thread, one loop: read messages, reap, start what is due, look at the sources. Each wait is short, so no signal is
 lost for longer than that, whatever state the process was in when the signal came.
 """
 
