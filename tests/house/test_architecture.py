@@ -122,12 +122,7 @@ PLANTS = (
     Plant("light-vocabulary", "errors.py", "import pyarrow", ("pxrs.errors -> pyarrow",)),
     Plant("light-vocabulary", "settings.py", "import yaml", ("pxrs.settings -> yaml",)),
     Plant("test-tools", "runtime/ports/events.py", "import greenlet", ("pxrs.runtime.ports.events -> greenlet",)),
-    Plant(
-        "only-spark-knows-spark",
-        "sinks/staging/directory.py",
-        "import pyspark",
-        ("pxrs.sinks.staging.directory -> pyspark",),
-    ),
+    Plant("only-spark-knows-spark", "sinks/staging.py", "import pyspark", ("pxrs.sinks.staging -> pyspark",)),
     Plant("light-tasks", "spark/read/task.py", "import pxrs.runtime.ports.events", ("pxrs.spark.read.task",)),
     Plant("no-cycles", "runtime/ports/events.py", "import pxrs.runtime.consumer.consumer", ("pxrs.runtime",)),
 )

@@ -17,8 +17,7 @@ from pxrs.errors import BadSetting
 from pxrs.io import durable
 from pxrs.logs.file import writer
 from pxrs.runtime.queue.queue import Queue
-from pxrs.sinks import QueueSink
-from pxrs.sinks.staging import directory as staging
+from pxrs.sinks import QueueSink, staging
 from pxrs.testing.servers.nats import NatsServer
 from tests.runtime.support import PATIENT, eventually
 

@@ -18,7 +18,7 @@ from pxrs.logs.jetstream import writer as jetstream_writer
 from pxrs.model import Range
 from pxrs.runtime.queue.queue import Queue
 from pxrs.sinks import QueueSink, queue
-from pxrs.sinks.staging.directory import Staging
+from pxrs.sinks.staging import Staging
 from pxrs.testing.servers.nats import NatsServer, nats_server
 from tests.sinks.support import batch_of
 

@@ -21,10 +21,9 @@ from pxrs.io.sql.connections import Sort, Trouble
 from pxrs.model import Grant, Owner, Range
 from pxrs.runtime.ports.sink import Overtaken
 from pxrs.runtime.registry.registry import CommitRequest, Registry
+from pxrs.sinks.sql.sink import Pending, _FirstReadStore
 from pxrs.sinks.sql.staging import SqlStaging
-from pxrs.sinks.sql.transaction import Pending, _FirstReadStore
-from pxrs.sinks.staging.directory import Staging
-from pxrs.sinks.staging.plan_and_seal import Claim
+from pxrs.sinks.staging import Claim, Staging
 from pxrs.stores.base import ABSENT, Store, Swap
 from pxrs.stores.memory import MemoryStore
 from tests.sinks.support import GROUP, LOG, QUEUE, batch_of
@@ -64,7 +63,7 @@ def test_a_staging_directory_that_is_gone_is_told_and_not_taken_for_a_new_owner(
         shutil.rmtree(plans)
         create_file(path, content, temporary)
 
-    monkeypatch.setattr("pxrs.sinks.staging.directory.create_file", unmount)
+    monkeypatch.setattr("pxrs.sinks.staging.create_file", unmount)
     with pytest.raises(FileNotFoundError):
         staging.begin(batch_of(Range(0, 0, 5, 1)))
 
@@ -77,7 +76,7 @@ def test_a_plan_that_its_new_owner_has_swept_on_its_way_is_fenced(
     def overtaken(path: str, content: bytes, temporary: str) -> None:
         raise FileNotFoundError(temporary)
 
-    monkeypatch.setattr("pxrs.sinks.staging.directory.create_file", overtaken)
+    monkeypatch.setattr("pxrs.sinks.staging.create_file", overtaken)
     with pytest.raises(Fenced, match="one of its partitions has a new owner"):
         staging.begin(batch_of(Range(0, 0, 5, 1)))
 

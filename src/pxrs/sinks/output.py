@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pxrs.errors import BadSetting, Refused, Unavailable
-from pxrs.sinks.disk_errors import raise_of_disk
 from pxrs.sinks.hive_names import COPYING, NULL
+from pxrs.sinks.local_files import raise_of_disk, visible_files
 
 SMALL = 20_000
 """A Spark batch of at most so many messages is collected and written by the driver: one job less, 100 ms saved."""
@@ -91,6 +91,14 @@ def _checked(frame: Any, partition_by: Sequence[str]) -> Any:
 
 def _is_one_machine(frame: Any) -> bool:
     return str(frame.sparkSession.sparkContext.master).startswith("local")
+
+
+def tables_in(path: str, rows: int) -> Iterator[pa.Table]:
+    """What executors have written into a directory, in tables of so many rows; before those of a file an empty one."""
+    for file in (file for file in visible_files(path) if file.endswith(".parquet")):
+        with pq.ParquetFile(file) as opened:
+            yield opened.schema_arrow.empty_table()
+            yield from (pa.Table.from_batches([batch]) for batch in opened.iter_batches(rows))
 
 
 def check_seen(path: str, rows: int) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,18 +18,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pxrs.errors import BadSetting, HandlerFailed, Refused
-from pxrs.io.durable import make_directories, sync_path
+from pxrs.io.durable import create_file, make_directories, sync_path
 from pxrs.model import Batch
 from pxrs.runtime.ports.sink import Sink
 from pxrs.sinks.hive_names import check_frame, check_table, split_table
-from pxrs.sinks.null_columns import Shown, Types, changed, filled, give_types, is_known, types_in, with_types
+from pxrs.sinks.local_files import is_missing, local_directory, staging_in, visible_files
 from pxrs.sinks.output import write_frame
 from pxrs.sinks.staged import Note, StagedSink
-from pxrs.sinks.staging.directory import Staging, is_missing, local_directory, staging_in, visible_files
+from pxrs.sinks.staging import Staging
 
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
 _PLAIN = {"store_schema": False, "coerce_timestamps": "us", "allow_truncated_timestamps": True}
 """Files as Spark writes them, whoever wrote: no Arrow types beside Parquet's, no nanoseconds (Spark reads none)."""
+
+
+Types = dict[str, pa.DataType]
+"""The columns of a file; ``null`` where no value has told the type."""
 
 
 class ParquetSink(StagedSink):
@@ -61,7 +66,7 @@ class ParquetSink(StagedSink):
             raise BadSetting(f"compression = {compression!r}: one of {', '.join(_COMPRESSIONS)}")
         self._compression = compression
         self._lock = threading.Lock()
-        self._shown = Shown(self.target)
+        self._shown = _ShownTypes(self.target)
         self._types: Types | None = None
         self._is_first = False  # the types are those of this sink's own output, and nothing of it is shown yet
 
@@ -85,7 +90,7 @@ class ParquetSink(StagedSink):
 
     def _with_types(self, output: pa.Table) -> pa.Table:
         """A column in which all is None has no type: it gets that of what is in the directory."""
-        return output if is_known(types_in(output.schema)) else with_types(output, self._first_types() or {})
+        return output if _is_known(_types_in(output.schema)) else _with_types(output, self._first_types() or {})
 
     def _check_empty(self, output: pa.Table) -> None:
         self._check_columns(output.column_names)
@@ -130,7 +135,7 @@ class ParquetSink(StagedSink):
             types = _types_of(footer)
             if first := self._first_types(types if footer.num_rows else None):
                 self._check_types(first, types)
-                if footer.num_rows and filled(first, types) != first:
+                if footer.num_rows and _filled(first, types) != first:
                     self._learn(types)
             if not footer.num_rows:
                 os.unlink(path)
@@ -138,7 +143,7 @@ class ParquetSink(StagedSink):
     def _first_types(self, types: Types | None = None) -> Types | None:
         """The types of the first output, which all others must have; those given, if there was none."""
         with self._lock:
-            if self._types is None or not is_known(self._types):
+            if self._types is None or not _is_known(self._types):
                 self._types = self._shown.learn(self._types)
             if self._types is None and types is not None:
                 self._types, self._is_first = types, True
@@ -147,11 +152,11 @@ class ParquetSink(StagedSink):
     def _learn(self, types: Types) -> None:
         """The first values of columns in which all was None so far: what is shown without their types gets them."""
         with self._lock:
-            self._types = known = filled(self._types or types, types)
+            self._types = known = _filled(self._types or types, types)
         self._shown.give(known, self._write_file)
 
     def _check_types(self, first: Types, types: Types) -> None:
-        before, now = changed(first, types)
+        before, now = _changed(first, types)
         if before or now:
             raise Refused(
                 f"the columns of the output have changed from {before} to {now}: readers of {self.target} would "
@@ -177,11 +182,11 @@ class ParquetSink(StagedSink):
 
     def _give_types(self, moved: Sequence[str]) -> None:
         """Others may have shown columns with a type, or without one, since the output was written aside."""
-        if not all(is_known(_types_of(pq.read_metadata(path))) for path in moved if not is_missing(path)):
+        if not all(_is_known(_types_of(pq.read_metadata(path))) for path in moved if not is_missing(path)):
             if types := self._first_types():
                 for path in moved:
                     with suppress(FileNotFoundError):
-                        give_types(path, types, self._write_file)
+                        _give_types(path, types, self._write_file)
         elif self._is_first and moved and self._types is not None:
             self._is_first = False
             self._shown.give(self._types, self._write_file)
@@ -193,10 +198,6 @@ def _explained() -> Iterator[None]:
         yield
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise Refused(f"the output cannot be written as Parquet: {error}") from error
-
-
-def _types_of(footer: pq.FileMetaData) -> Types:
-    return types_in(footer.schema.to_arrow_schema())
 
 
 def _columns(partition_by: object) -> list[str]:
@@ -234,6 +235,100 @@ def _move(path: str, shown: str) -> None:
     except FileNotFoundError:
         if not is_missing(path):
             raise
+
+
+# ---- columns without a type -----------------------------------------------------------------------------------------
+# A column whose values were all None has no type yet. Such a file is read like any other as long as it stands alone.
+# Beside one that has values in this column readers would fail: they take the types from one file for all. So the first
+# type that is known is given to the others, too: a file without it is written again, with the same rows.
+
+
+def _types_in(schema: pa.Schema) -> Types:
+    return {field.name: field.type for field in schema}
+
+
+def _types_of(footer: pq.FileMetaData) -> Types:
+    return _types_in(footer.schema.to_arrow_schema())
+
+
+def _is_known(types: Types) -> bool:
+    """Whether all columns have a type."""
+    return not _is_open(*types.values())
+
+
+def _changed(first: Types, types: Types) -> tuple[dict[str, str], dict[str, str]]:
+    """The columns because of which two files cannot stand in one directory, as they were and as they are now."""
+    names = [name for name in {**first, **types} if not _is_same(first.get(name), types.get(name))]
+    before, now = ({name: str(of[name]) for name in names if name in of} for of in (first, types))
+    return before, now
+
+
+def _is_same(one: pa.DataType | None, other: pa.DataType | None) -> bool:
+    return one is not None and other is not None and (one == other or _is_open(one, other))
+
+
+def _is_open(*kinds: pa.DataType) -> bool:
+    return any(map(pa.types.is_null, kinds))
+
+
+def _filled(first: Types, types: Types) -> Types:
+    """The first ones; where these do not know a type, that of the others."""
+    return {name: types.get(name, kind) if _is_open(kind) else kind for name, kind in first.items()}
+
+
+def _with_types(table: pa.Table, types: Types) -> pa.Table:
+    """The table, with a type for each column that has none and is known here."""
+    for number, field in enumerate(table.schema):
+        if _is_open(field.type) and not _is_open(kind := types.get(field.name, field.type)):
+            table = table.set_column(number, field.name, pa.nulls(table.num_rows, kind))
+    return table
+
+
+class _ShownTypes:
+    """What the files of a directory tell of their columns. A file that tells nothing new is looked at once."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._looked: set[tuple[str, int]] = set()
+
+    def learn(self, known: Types | None) -> Types | None:
+        """What is known and what files tell beyond it; None if there is neither."""
+        for path in self._files():
+            if known is not None and _is_known(known):
+                break
+            with suppress(FileNotFoundError):  # somebody has removed it meanwhile
+                known = self._look(path, known)
+        return known
+
+    def _look(self, path: str, known: Types | None) -> Types:
+        seen = path, os.stat(path).st_ino  # one that is written again is another one
+        if known is not None and seen in self._looked:
+            return known
+        found = _types_of(pq.read_metadata(path))
+        self._looked.add(seen)
+        return found if known is None else _filled(known, found)
+
+    def give(self, types: Types, write: Callable[[pa.Table, Any], None]) -> None:
+        """Write the files again in which columns have no type, and should have one of these."""
+        for path in list(self._files()):
+            with suppress(FileNotFoundError):
+                _give_types(path, types, write)
+
+    def _files(self) -> Iterator[str]:
+        return (path for path in visible_files(self._directory) if path.endswith(".parquet"))
+
+
+def _give_types(path: str, types: Types, write: Callable[[pa.Table, Any], None]) -> None:
+    """The same for one file. Readers see the old one or the new one, and both have the same rows."""
+    before = _types_of(pq.read_metadata(path))
+    if _filled(before, types) == before:
+        return
+    content = pa.BufferOutputStream()
+    with pq.ParquetFile(path) as file:
+        write(_with_types(file.read(), types), content)
+    folder, name = os.path.split(path)
+    aside = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")  # readers skip it
+    create_file(path, memoryview(content.getvalue()), aside, like=path)
 
 
 __all__ = ["ParquetSink"]

@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from pxrs.errors import BadSetting, Damaged, Refused
@@ -25,9 +24,10 @@ from pxrs.runtime.producer.retry import patiently
 from pxrs.runtime.producer.table_input import body_parts
 from pxrs.runtime.queue.queue import Queue
 from pxrs.settings import check_patience
-from pxrs.sinks.output import write_frame
+from pxrs.sinks.local_files import staging_in
+from pxrs.sinks.output import tables_in, write_frame
 from pxrs.sinks.staged import Note, StagedSink
-from pxrs.sinks.staging.directory import Staging, staging_in
+from pxrs.sinks.staging import Staging
 
 T = TypeVar("T")
 
@@ -158,10 +158,7 @@ def _tables(output: Any, data: str) -> Iterator[pa.Table]:
         return
     aside = os.path.join(data, "_frame")
     write_frame(output, aside, "none")
-    for file in sorted(name for name in os.listdir(aside) if name.endswith(".parquet") and name[0] not in "_."):
-        with pq.ParquetFile(os.path.join(aside, file)) as opened:
-            yield opened.schema_arrow.empty_table()  # its columns are checked, though no row be there
-            yield from (pa.Table.from_batches([rows]) for rows in opened.iter_batches(CHUNK))
+    yield from tables_in(aside, CHUNK)  # its columns are checked, though no row be there
     shutil.rmtree(aside, ignore_errors=True)
 
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 from pxrs.errors import Damaged, Fenced, NewerFormat, Refused
 from pxrs.model import Batch, Grant
 from pxrs.runtime.ports.sink import Sink, check_sink
-from pxrs.sinks.disk_errors import explained
+from pxrs.sinks.local_files import explained
 from pxrs.sinks.output import collected
-from pxrs.sinks.staging.directory import Staging
+from pxrs.sinks.staging import Staging
 
 FORMAT = 1
 

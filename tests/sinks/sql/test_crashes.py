@@ -20,7 +20,7 @@ from pxrs.model import Grant, Range
 from pxrs.runtime.registry import rows as registry_rows
 from pxrs.runtime.registry.registry import CommitRequest
 from pxrs.sinks.sql import database as sql_database
-from pxrs.sinks.sql import transaction as sql_joined
+from pxrs.sinks.sql import sink as sql_joined
 from pxrs.stores.base import Row
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until

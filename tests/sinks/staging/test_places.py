@@ -12,7 +12,7 @@ from pxrs.errors import BadSetting, Damaged, Unavailable
 from pxrs.model import Grant, Owner, Range
 from pxrs.sinks import ParquetSink
 from pxrs.sinks.staged import Note
-from pxrs.sinks.staging.directory import Staging, ids_in, make_place
+from pxrs.sinks.staging import Staging, ids_in, make_place
 from tests.sinks.support import GROUP, LOG, QUEUE, batch_of, output_of, values_in
 
 BATCH = batch_of(Range(3, 0, 9, 6))

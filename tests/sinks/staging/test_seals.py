@@ -10,7 +10,7 @@ import pytest
 
 from pxrs.errors import Damaged
 from pxrs.model import Grant, Owner, Range
-from pxrs.sinks.staging.plan_and_seal import check_seal
+from pxrs.sinks.staging import check_seal
 from tests.sinks.support import GROUP, LOG, QUEUE, Crash, Place, batch_of, before_each_step, crash_at, output_of
 
 BATCH = batch_of(Range(3, 0, 3, 6))

@@ -13,7 +13,8 @@ from pxrs.errors import BadSetting, Damaged, Fenced, Refused, Unavailable
 from pxrs.model import Batch, Grant, Owner, Range
 from pxrs.runtime.ports.sink import Sink
 from pxrs.sinks import ParquetSink
-from pxrs.sinks.staging.directory import Staging, local_directory
+from pxrs.sinks.local_files import local_directory
+from pxrs.sinks.staging import Staging
 from tests.sinks.support import GROUP, LOG, QUEUE, Place, batch_of, output_of, pause_at, values_in
 
 CLAIMED = Grant(3, Owner("B", "b" * 32), 7)

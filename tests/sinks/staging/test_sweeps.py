@@ -16,7 +16,7 @@ import pytest
 from pxrs.errors import Fenced
 from pxrs.model import Grant, Owner, Range
 from pxrs.sinks import ParquetSink
-from pxrs.sinks.staging.directory import Staging
+from pxrs.sinks.staging import Staging
 from tests.sinks.starts import run_starts
 from tests.sinks.support import GROUP, LOG, QUEUE, Crash, Place, batch_of, before_each_step, crash_at, output_of
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pxrs.sinks.output import collected, write_frame
-from pxrs.sinks.sql.insert import CHUNK_ROWS, sliced
+from pxrs.sinks.output import collected, tables_in, write_frame
+from pxrs.sinks.sql.table import CHUNK_ROWS, sliced
 
 
 class Output:
@@ -38,11 +37,8 @@ class Output:
         if self._table is not None:
             yield from sliced(self._table)
             return
-        folder = os.path.join(self._directory, "rows")
-        for file in sorted(name for name in os.listdir(folder) if name.endswith(".parquet") and name[0] not in "_."):
-            with pq.ParquetFile(os.path.join(folder, file)) as opened:
-                for rows in opened.iter_batches(CHUNK_ROWS):
-                    yield from sliced(pa.Table.from_batches([rows]))
+        for table in tables_in(os.path.join(self._directory, "rows"), CHUNK_ROWS):
+            yield from sliced(table)
 
     def close(self) -> None:
         self._table = None

@@ -9,29 +9,38 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 from sqlalchemy import Connection
 
-from pxrs.errors import BadSetting, Fenced, HandlerFailed, NotFound, Refused, Unavailable
+from pxrs.errors import BadSetting, Conflict, Fenced, HandlerFailed, NotFound, PxrsError, Refused, Unavailable, Unknown
+from pxrs.io.address import Address
 from pxrs.io.sql.connections import Sort, Trouble
 from pxrs.model import Batch, Grant
 from pxrs.runtime.ports.sink import Sink, check_sink
-from pxrs.sinks.sql.database import Database
-from pxrs.sinks.sql.insert import insert_rows
+from pxrs.sinks.sql.database import LONG_SECONDS, Database
 from pxrs.sinks.sql.output import Output
 from pxrs.sinks.sql.staging import SqlStaging
-from pxrs.sinks.sql.table import TargetTable, create_target, find_target
-from pxrs.sinks.sql.transaction import Pending, SharedStore
+from pxrs.sinks.sql.table import TargetTable, create_target, find_target, insert_rows
 from pxrs.sinks.staged import Note, refuse_others
-from pxrs.stores.base import Store
+from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict
 
 logger = logging.getLogger(__name__)
 
 _RACES = (Sort.EXISTS, Sort.DUPLICATE)
 """What members hear that make the same tables and rows at once."""
+
+
+@runtime_checkable
+class SharedStore(Protocol):
+    """A registry's store that can work in the transaction of somebody else."""
+
+    address: Address
+
+    def within(self, connection: Connection) -> Store: ...
 
 
 class SqlSink:
@@ -59,8 +68,8 @@ class SqlSink:
         self._table: TargetTable | None = None
         self._took: TargetTable | None = None  # the table as it was when it last took output
         self._place = ""
-        self._outputs: dict[str, Output] = {}
-        self._pending: dict[str, Pending] = {}
+        self._staged: dict[str, Output | Pending] = {}
+        """By their batches: what is written aside, or in a transaction that waits for its checkpoints."""
 
     def __repr__(self) -> str:
         return f"SqlSink({str(self._database.address)!r}, {self.target!r})"
@@ -89,38 +98,33 @@ class SqlSink:
 
     def _stage_rows(self, batch: Batch, output: Output) -> str:
         target = self._find() or self._make(output.schema)
-        if self._registry is not None:
-            note = self._stage_joined(self._registry, batch, output)
-        else:
-            for chunk in output.chunks():
-                self._fitted(target, chunk)
-            note = self._stage_aside(batch, output, target)
+        stage = self._stage_aside if self._registry is None else self._stage_joined
+        note = stage(batch, output, target)
         self._took = self._table or self._took
         return note
 
     def publish(self, note: str) -> None:
         """Show what a committed note names. Harmless if it was shown before, here or elsewhere."""
-        self._settle(_batch_in(note))
+        with self._lock:
+            output = self._staged.get(_batch_in(note))
+        if isinstance(output, Pending):
+            self._forget(_batch_in(note))
+            output = None
         found = Note.parse(note)
         if found is None:
             return
-        if found.sink != self.kind:
-            if self._instead_of is not None:
-                self._instead_of.publish(note)
-            else:
-                refuse_others(found)
-            return
-        schema, name = _split(found.target)
-        staging = self._staging if found.target == self.target else SqlStaging(name, schema)
-        output = self._outputs.get(found.batch)
-        self._database.run(lambda connection: self._show(connection, staging, found, output))
-        self._forget(found.batch)
+        if found.sink == self.kind:
+            self._database.run(lambda connection: self._show(connection, found, output))
+            self._forget(found.batch)
+        elif self._instead_of is not None:
+            self._instead_of.publish(note)
+        else:
+            refuse_others(found)
 
     def discard(self, batch: Batch) -> None:
         """Remove what was staged for a batch that failed or was refused. What cannot be removed now, the next owner
         of its partitions clears away."""
-        self._settle(batch.name)
-        if self._forget(batch.name):
+        if isinstance(self._forget(batch.name), Output):
             try:
                 self._database.run(lambda connection: self._staging.drop(connection, [batch.name]))
             except Unavailable as error:
@@ -141,18 +145,28 @@ class SqlSink:
 
     def close(self) -> None:
         """Close the connections; what is not committed is rolled back."""
-        for name in [*self._pending, *self._outputs]:
-            self._settle(name)
+        for name in list(self._staged):
             self._forget(name)
         self._database.close()
 
+    def _keep(self, batch: Batch, output: Output | Pending) -> None:
+        with self._lock:
+            self._staged[batch.name] = output
+
+    def _forget(self, batch: str) -> Output | Pending | None:
+        with self._lock:
+            found = self._staged.pop(batch, None)
+        if found is not None:
+            found.close()
+        return found
+
     # ---- one transaction with the registry ----------------------------------------------------------------------
 
-    def _stage_joined(self, registry: SharedStore, batch: Batch, output: Output) -> str:
-        pending = Pending(self._database, registry, output, self._insert)
+    def _stage_joined(self, batch: Batch, output: Output, _: TargetTable) -> str:
+        assert self._registry is not None
+        pending = Pending(self._database, self._registry, output, self._insert)
         self._database.begin(pending.write)
-        with self._lock:
-            self._pending[batch.name] = pending
+        self._keep(batch, pending)
         return json.dumps({"batch": batch.name, "rows": output.rows})
 
     def join(self, note: str) -> Pending | None:
@@ -161,20 +175,16 @@ class SqlSink:
         if "rows" not in values:
             return None
         with self._lock:
-            pending = self._pending.get(values["batch"])
-        if pending is None:
+            pending = self._staged.get(values["batch"])
+        if not isinstance(pending, Pending):
             raise Fenced(f"the output of batch {values['batch']} was given up")
         return pending.resume()
-
-    def _settle(self, batch: str) -> None:
-        with self._lock:
-            pending = self._pending.pop(batch, None)
-        if pending is not None:
-            pending.close()
 
     # ---- aside --------------------------------------------------------------------------------------------------
 
     def _stage_aside(self, batch: Batch, output: Output, target: TargetTable) -> str:
+        for chunk in output.chunks():
+            self._fitted(target, chunk)
         place = self._prepare()
 
         def keep(connection: Connection) -> None:
@@ -186,19 +196,19 @@ class SqlSink:
             self._staging.pass_guard(connection, batch)
 
         self._database.run(keep, _RACES)
-        with self._lock:
-            self._outputs[batch.name] = output
+        self._keep(batch, output)
         return Note(self.kind, self.target, place, batch.name).text
 
-    def _show(self, connection: Connection, staging: SqlStaging, note: Note, output: Output | None) -> None:
+    def _show(self, connection: Connection, note: Note, output: Output | None) -> None:
         is_ours = note.target == self.target
+        schema, name = _split(note.target)
+        staging = self._staging if is_ours else SqlStaging(name, schema)
         if not (is_ours and note.staging == self._place) and staging.find(connection) != note.staging:
             raise Refused(
                 f"batch {note.batch} was committed for table {note.target} of another database than "
                 f"{self._database.address}: run the group with that sink once"
             )
         if numbers := staging.hold(connection, note.batch):
-            schema, name = _split(note.target)
             target = self._find() if is_ours else find_target(connection, name, schema)
             if target is None:
                 raise NotFound(f"{self._database.address} has no table {note.target} for what was committed to it")
@@ -220,13 +230,6 @@ class SqlSink:
                 f"batch {note.batch} is committed, and table {note.target} of {self._database.address} does not take "
                 f"it: {error}. It waits beside the table: repair that, and start again"
             ) from error
-
-    def _forget(self, batch: str) -> bool:
-        with self._lock:
-            output = self._outputs.pop(batch, None)
-        if output is not None:
-            output.close()
-        return output is not None
 
     # ---- tables -------------------------------------------------------------------------------------------------
 
@@ -298,6 +301,126 @@ def _batch_in(note: str) -> str:
         return str(json.loads(note)["batch"]) if note else ""
     except (ValueError, KeyError, TypeError):
         return ""  # what it is, Note.parse says
+
+
+# ---- one transaction with the registry ------------------------------------------------------------------------------
+
+
+class Pending:
+    """Output that is inserted and not committed. When its transaction is lost, the next one inserts it again.
+
+    That second time it is inserted after the checkpoints were swapped: these wait for the end of an earlier try whose
+    answer was lost, and then tell whether it has landed.
+    """
+
+    def __init__(
+        self, database: Database, registry: SharedStore, output: Output, insert: Callable[[Connection, Output], None]
+    ) -> None:
+        self._database = database
+        self._registry = registry
+        self._output = output
+        self._insert = insert
+        self._connection: Connection | None = None
+        self._inserted = False
+        self.store: Store
+
+    def write(self, connection: Connection) -> None:
+        """Insert in this new transaction, and leave it open."""
+        self._insert(connection, self._output)
+        self._connection, self._inserted = connection, True
+
+    def resume(self) -> Pending:
+        """Be ready for the swaps: in the transaction that is open, or in a new one."""
+        try:
+            with self._database.sorted():
+                if self._connection is None:
+                    self._connection = self._database.connect()
+                elif not self._connection.in_transaction():
+                    self._connection.begin()
+                self._database.limit(self._connection)
+        except Trouble as trouble:
+            self._forget(trouble)
+            raise self._database.as_error(trouble) from trouble
+        self.store = _FirstReadStore(self._registry.within(self._connection))
+        return self
+
+    def commit(self) -> None:
+        assert self._connection is not None
+        committing = False
+        try:
+            with self._database.sorted():
+                if not self._inserted:
+                    self._database.limit(self._connection, LONG_SECONDS)
+                    self._insert(self._connection, self._output)
+                    self._database.limit(self._connection)
+                committing = True
+                self._connection.commit()
+        except Trouble as trouble:
+            self._forget(trouble)
+            if committing and trouble.sort is Sort.LOST:
+                raise Unknown(f"{self._database.address}: no answer to a COMMIT: {trouble}") from trouble
+            if trouble.sort in (Sort.LOST, Sort.AGAIN):
+                raise Unavailable(f"{self._database.address}: rolled back: {trouble}") from trouble
+            raise self._database.as_error(trouble) from trouble
+        self._inserted = False
+
+    def rollback(self) -> None:
+        if self._connection is not None and self._connection.in_transaction():
+            self._inserted = False
+            try:
+                with self._database.sorted():
+                    self._connection.rollback()
+            except (Trouble, PxrsError) as error:
+                self._forget(error)
+
+    def _forget(self, error: Exception) -> None:
+        self._inserted = False
+        if self._connection is not None:
+            self._database.let_go(self._connection, error)
+
+    def close(self) -> None:
+        """It has landed, or never will."""
+        self.rollback()
+        if self._connection is not None:
+            self._database.give_back(self._connection)
+        with suppress(OSError):
+            self._output.close()
+
+
+class _FirstReadStore(Store):
+    """Rows that are swapped as they were first read in this transaction, or not at all: what has changed them since
+    may be an earlier try of the same commit, and then this output must not land beside it."""
+
+    guarantees: ClassVar[frozenset[Guarantee]] = frozenset({Guarantee.ATOMIC_ROWS})
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._first: dict[str, int] = {}
+
+    def read(self, keys: Sequence[str]) -> list[Row | None]:
+        found = self._store.read(keys)
+        for key, row in zip(keys, found, strict=True):
+            self._first.setdefault(key, ABSENT if row is None else row.version)
+        return found
+
+    def scan(self, prefix: str) -> list[Row]:
+        return self._store.scan(prefix)
+
+    def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
+        return self._store.swap_each(swaps)
+
+    def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
+        as_read = all(self._first.get(swap.key, swap.expect) == swap.expect for swap in swaps)
+        outcome = self._store.swap_all(swaps) if as_read else CONFLICT
+        if outcome.verdict is Verdict.CONFLICT:
+            raise Conflict(f"one of {len(swaps)} rows has changed while this commit waited for it")
+        return outcome
+
+    def wait(self, prefix: str, after: int, timeout: float) -> int:
+        return self._store.wait(prefix, after, timeout)
+
+    def close(self) -> None:
+        self._store.close()
 
 
 __all__ = ["SqlSink"]

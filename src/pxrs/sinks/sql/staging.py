@@ -14,6 +14,7 @@ import io
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -48,38 +49,32 @@ class SqlStaging:
     """The tables beside one target table."""
 
     def __init__(self, table: str, schema: str | None) -> None:
-        self.metadata = MetaData(schema=schema)
-        self._target = table
         short = (
             table if len(table) <= _LONGEST_NAME else f"{table[:24]}_{xxhash.xxh3_64_hexdigest(table.encode())[:12]}"
         )
-        self.staged = Table(
+        self.metadata = MetaData(schema=schema)
+        self.staged = self._table(
             f"{short}_pxrs_staged",
-            self.metadata,
             Column("batch", _NAME, primary_key=True),
             Column("seq", Integer, primary_key=True, autoincrement=False),
             Column("log", _NAME, nullable=False),
             Column("grp", _NAME, nullable=False),
             Column("epochs", _DATA, nullable=False),
             Column("data", _DATA, nullable=False),
-            mysql_engine="InnoDB",
         )
-        self.guard = Table(
+        self.guard = self._table(
             f"{short}_pxrs_guard",
-            self.metadata,
             Column("log", _NAME, primary_key=True),
             Column("grp", _NAME, primary_key=True),
             Column("part", Integer, primary_key=True, autoincrement=False),
             Column("epoch", BigInteger, nullable=False),
-            mysql_engine="InnoDB",
         )
-        self.meta = Table(
-            f"{short}_pxrs_meta",
-            self.metadata,
-            Column("name", _NAME, primary_key=True),
-            Column("value", String(100), nullable=False),
-            mysql_engine="InnoDB",
+        self.meta = self._table(
+            f"{short}_pxrs_meta", Column("name", _NAME, primary_key=True), Column("value", String(100), nullable=False)
         )
+
+    def _table(self, name: str, *columns: Column[Any]) -> Table:
+        return Table(name, self.metadata, *columns, mysql_engine="InnoDB")
 
     def prepare(self, connection: Connection) -> str:
         """Make the tables where they are missing. Returns the id of this place."""

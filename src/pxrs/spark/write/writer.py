@@ -30,7 +30,7 @@ from pxrs.rules.routing.hashes import find_hash
 from pxrs.rules.routing.partitioner import check_reduce
 from pxrs.runtime.queue.settings_file import load_settings
 from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE
-from pxrs.sinks.staging.directory import local_directory
+from pxrs.sinks.local_files import local_directory
 from pxrs.spark.read.columns import nearest
 from pxrs.spark.read.given_options import SETTINGS, GivenOptions
 from pxrs.spark.write.columns import check_routed, columns_to_write

@@ -1,14 +1,15 @@
 """Output on its way, in a directory: written aside under a plan, and cleared away once nobody can commit it.
 
-    ROOT/plans/place.json   which directory this is (pxrs.sinks.staging.directory)
+    ROOT/plans/place.json   which directory this is
     ROOT/plans/BATCH.json   whose it is: queue, log, group, the epoch of each partition
     ROOT/plans/*.tmp        a plan on its way; its name says whose it is, and a partition and its epoch
     ROOT/BATCH/             its data; what is complete is named part-BATCH-*
-    ROOT/BATCH/_seal.json   sizes and checksums of these files (pxrs.sinks.staging.plan_and_seal)
+    ROOT/BATCH/_seal.json   its files: {"files": {"part-BATCH-00000.parquet": [SIZE, CHECKSUM], ...}}
 
 The plan is durable before the first byte of data, and the data goes before its plan does. So data without a plan
 belongs to nobody, and a plan whose epoch was overtaken can never be committed. A plan on its way is judged by the same
-rule as a plan: nobody removes that of a living owner.
+rule as a plan: nobody removes that of a living owner. The checksum of the seal stands in the note. So whoever shows a
+batch knows that it is what was committed.
 """
 
 from __future__ import annotations
@@ -20,83 +21,49 @@ import re
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
+
+import xxhash
 
 from pxrs.errors import BadSetting, Damaged, Fenced, Unavailable
 from pxrs.io.durable import create_file, make_directories, sync_path, write_file
 from pxrs.model import Batch, Grant
-from pxrs.sinks.staging import directory as places
-from pxrs.sinks.staging.plan_and_seal import (
-    Claim,
-    check_seal,
-    partition_of_unfinished,
-    plan_of,
-    read_plan,
-    unfinished_name,
-    write_seal,
-)
+from pxrs.sinks.local_files import is_missing, visible_files
 
 logger = logging.getLogger(__name__)
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # one letter is no scheme
-_STORABLE = re.compile("[^\0\ud800-\udc7f\udd00-\udfff]*")
-"""Names of files: surrogates from U+DC80 to U+DCFF stand for bytes that are not UTF-8."""
+_PLACE, _SEAL = "place.json", "_seal.json"
+_PLACE_ON_ITS_WAY = ("place-", ".tmp")
+_UNFINISHED = re.compile(r"([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{16}\.tmp")
 _OLD_UNFINISHED = ".plan"
 """Up to 0.5.1 a plan on its way stood in the root, under the name of its batch with this ending."""
+_PIECE = 1 << 20
 
 
-def local_directory(place: object, name: str = "directory") -> str:
-    """The absolute path that a path or a ``file:`` URL names; ``name`` is that of the argument."""
-    text = os.fspath(place) if isinstance(place, str | os.PathLike) else None
-    if not isinstance(text, str):
-        raise BadSetting(f"{name} = {place!r}: must be a local directory, as './bills' is")
-    if scheme := _SCHEME.match(text):
-        rest = text[scheme.end() :]
-        remote = rest.startswith("//") and not rest.startswith("///")
-        if scheme[1].lower() != "file" or remote:
-            raise BadSetting(f"directory = {text!r}: a sink writes to a local directory; give a path or file:DIR")
-        text = rest.removeprefix("//")
-    if not text:
-        raise BadSetting(f"directory = {place!r} names no directory")
-    if not _STORABLE.fullmatch(text):
-        raise BadSetting(f"directory = {place!r} holds a NUL character or half of a character: no file can have it")
-    path = os.path.abspath(text)
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise BadSetting(f"directory = {path!r} is a file; a sink needs a directory of its own")
-    above = os.path.dirname(path)
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-    if not os.path.isdir(above):
-        raise BadSetting(f"directory = {path!r} cannot be made: {above} is a file")
-    return path
+class Claim(NamedTuple):
+    """A partition that was claimed: nobody can commit what earlier owners began, but for the batch ``keep``."""
 
+    queue: str
+    log: str
+    group: str
+    grant: Grant
+    keep: str
 
-def staging_in(place: str | os.PathLike[str]) -> str:
-    """Where output is staged when a user names a directory: below it, since a sweep removes what it does not know."""
-    return os.path.join(local_directory(place, "staging"), "_staging")
+    @property
+    def whose(self) -> str:
+        return _whose(self.queue, self.log, self.group)
 
+    def is_over(self, name: str, plan: dict[str, Any]) -> bool:
+        """Whether a plan can never be committed any more."""
+        epoch = plan["epochs"].get(str(self.grant.partition), self.grant.epoch)
+        mine = (plan.get("queue"), plan.get("log"), plan.get("group")) == (self.queue, self.log, self.group)
+        return mine and name != self.keep and bool(epoch < self.grant.epoch)
 
-def visible_files(top: str) -> Iterator[str]:
-    """The files below, in the order of their names, without what readers skip. What vanishes meanwhile is not there."""
-    for folder, folders, files in os.walk(top, onerror=_raise_unless_gone):
-        folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))
-        yield from (os.path.join(folder, name) for name in sorted(files) if not name.startswith(("_", ".")))
-
-
-def _raise_unless_gone(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # a directory that cannot be read must not pass for an empty one
-        raise error
-
-
-def is_missing(path: str) -> bool:
-    """Whether it is surely not there; ``os.path.exists`` also says no when it cannot tell."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return True
-    return False
+    def is_over_unfinished(self, whose: str, partition: int, epoch: int) -> bool:
+        """The same for a plan on its way, by what its name says."""
+        return whose == self.whose and partition == self.grant.partition and epoch < self.grant.epoch
 
 
 class Staging:
@@ -130,9 +97,9 @@ class Staging:
                 "deleted on purpose, create it again, empty"
             )
         if place:
-            found = places.ids_in(self._plans)
+            found = ids_in(self._plans)
             if not found and not os.listdir(self.root):  # deleted on purpose, see above
-                found = places.make_place(self._plans, place)
+                found = make_place(self._plans, place)
             if place not in found:
                 raise self._elsewhere(place, found, batch)
 
@@ -142,7 +109,7 @@ class Staging:
             f"{self.root} is another directory here ({here}) than where batch {batch} was staged ({place}): all "
             "members of a group need the same staging directory. Mount that one here, or give all members a "
             "staging=DIR that they share. If it is gone for good, write its id into the list "
-            f'"formerly" of {self._plans}/{places.FILE}'
+            f'"formerly" of {self._plans}/{_PLACE}'
         )
 
     def _take_place(self, batch: Batch) -> None:
@@ -150,7 +117,7 @@ class Staging:
         if self.place:
             self.check_place(self.place, batch.name)
         else:
-            self.place = (places.ids_in(self._plans) or places.make_place(self._plans, places.new_id()))[0]
+            self.place = (ids_in(self._plans) or make_place(self._plans, new_id()))[0]
 
     # ---- the walk of one batch ----------------------------------------------------------------------------------
 
@@ -258,7 +225,7 @@ class Staging:
     def _sweep_unfinished(self, claims: set[Claim]) -> None:
         names = _names_in(self._plans)
         for name in names:
-            is_over = places.is_unfinished(name) and places.FILE in names
+            is_over = is_unfinished(name) and _PLACE in names
             if about := partition_of_unfinished(name):
                 is_over = any(claim.is_over_unfinished(*about) for claim in claims)
             if is_over:
@@ -274,7 +241,7 @@ class Staging:
     def _read_plans(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in _names_in(self._plans):
             path = os.path.join(self._plans, file)
-            if file == places.FILE or not file.endswith(".json"):
+            if file == _PLACE or not file.endswith(".json"):
                 continue
             if plan := read_plan(path):
                 yield file.removesuffix(".json"), plan
@@ -289,19 +256,120 @@ def _names_in(directory: str) -> list[str]:
         return []
 
 
+# ---- plans --------------------------------------------------------------------------------------------------------
+# A plan is written under another name first. That name tells as much as is needed to judge it, whatever is in the file.
+
+
+def plan_of(batch: Batch) -> bytes:
+    """The content of a plan."""
+    epochs = {str(part.partition): part.epoch for part in batch.ranges}
+    plan = {"format": 1, "queue": batch.queue, "log": batch.log, "group": batch.group, "epochs": epochs}
+    return json.dumps(plan).encode()
+
+
+def _whose(*names: str) -> str:
+    return xxhash.xxh3_64_hexdigest("\0".join(names).encode())
+
+
+def unfinished_name(batch: Batch) -> str:
+    """The name of a plan on its way: it can be judged, whatever is in it, by whoever claims its first partition."""
+    first = min(batch.ranges, default=None)
+    partition, epoch = (first.partition, first.epoch) if first else (0, 0)
+    return f"{_whose(batch.queue, batch.log, batch.group)}-{partition}-{epoch}-{_whose(batch.name)}.tmp"
+
+
+def partition_of_unfinished(name: str) -> tuple[str, int, int] | None:
+    """Of a plan on its way, by its name: whose it is, one of its partitions, and the epoch of that."""
+    found = _UNFINISHED.fullmatch(name)
+    return (found[1], int(found[2]), int(found[3])) if found else None
+
+
+def read_plan(path: str) -> dict[str, Any] | None:
+    """None: it is gone, or not understood."""
+    try:
+        with open(path, "rb") as opened:
+            plan = json.loads(opened.read())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    epochs = plan.get("epochs") if isinstance(plan, dict) and plan.get("format") == 1 else None
+    return plan if isinstance(epochs, dict) and all(isinstance(epoch, int) for epoch in epochs.values()) else None
+
+
+# ---- seals --------------------------------------------------------------------------------------------------------
+
+
+def write_seal(data: str, paths: Iterable[str]) -> str:
+    """Make these files of a batch durable, and say what they are. Returns the checksum of that; "" for no files."""
+    files = {os.path.relpath(path, data): _synced(path) for path in paths}
+    if not files:
+        return ""
+    content = json.dumps({"format": 1, "files": files}).encode()
+    write_file(os.path.join(data, _SEAL), content, sync=True)
+    return xxhash.xxh3_64_hexdigest(content)
+
+
+def check_seal(data: str, seal: str, is_shown: Callable[[str], bool]) -> None:
+    """Refuse a batch whose files are not those that were committed. ``is_shown``: whether one was moved on already."""
+    for name, (size, checksum) in _files_in(data, seal).items():
+        path = os.path.join(data, name)
+        try:
+            found = _measured(path)
+        except FileNotFoundError:
+            if is_shown(name) or not os.path.lexists(data):  # in this order: others may be about to finish the batch
+                continue
+            raise _damaged(path, "is gone", data) from None
+        if found[0] != size:
+            raise _damaged(path, f"has {found[0]} bytes, and {size} were written", data)
+        if found[1] != checksum:
+            raise _damaged(path, "has another checksum than when it was written", data)
+
+
+def _files_in(data: str, seal: str) -> dict[str, tuple[int, str]]:
+    path = os.path.join(data, _SEAL)
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except FileNotFoundError:
+        if not os.path.lexists(data):  # somebody else has just finished it
+            return {}
+        raise _damaged(path, "is gone", data) from None
+    if xxhash.xxh3_64_hexdigest(content) != seal:
+        raise _damaged(path, "has another checksum than when it was written", data)
+    found: dict[str, tuple[int, str]] = json.loads(content)["files"]
+    return found
+
+
+def _damaged(path: str, what: str, data: str) -> Damaged:
+    return Damaged(
+        f"{path}, which is committed and not shown yet, {what}: it is not published. Bring the file back; or, if its "
+        f"rows may be lost, delete the directory {data}"
+    )
+
+
+def _synced(path: str) -> tuple[int, str]:
+    """Make durable what somebody else wrote, as Spark's tasks and Arrow do. Returns its size and checksum."""
+    sync_path(path)
+    return _measured(path)
+
+
+def _measured(path: str) -> tuple[int, str]:
+    size, checksum, piece = 0, xxhash.xxh3_64(), memoryview(bytearray(_PIECE))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            checksum.update(piece[:count])
+            size += count
+    return size, checksum.hexdigest()
+
+
 # ---- which directory a staging directory is -------------------------------------------------------------------------
 #     ROOT/plans/place.json   {"id": "3f9a…@host"}; "formerly" may list ids of places that are gone for good
 #
 # It stands among the plans, in the form of one that has no partitions: versions that know no ids leave it alone.
 
 
-FILE = "place.json"
-_UNFINISHED = ("place-", ".tmp")
-
-
 def ids_in(plans: str) -> tuple[str, ...]:
     """The id of this place, and those for which it stands in; empty if it has none yet."""
-    path = os.path.join(plans, FILE)
+    path = os.path.join(plans, _PLACE)
     try:
         with open(path, "rb") as file:
             found = json.loads(file.read())
@@ -323,13 +391,13 @@ def new_id() -> str:
 def make_place(plans: str, place: str) -> tuple[str, ...]:
     """Give this place an id, durably, unless it has one. Returns what it has then."""
     make_directories(plans)
-    begin, end = _UNFINISHED
+    begin, end = _PLACE_ON_ITS_WAY
     aside = os.path.join(plans, f"{begin}{secrets.token_hex(8)}{end}")
     content = json.dumps({"format": 1, "epochs": {}, "id": place}).encode()
     try:
         write_file(aside, content, sync=True)
         with suppress(FileExistsError, FileNotFoundError):  # another was first, and a sweep may have removed this one
-            os.link(aside, os.path.join(plans, FILE))
+            os.link(aside, os.path.join(plans, _PLACE))
     finally:
         with suppress(OSError):
             os.unlink(aside)
@@ -339,4 +407,4 @@ def make_place(plans: str, place: str) -> tuple[str, ...]:
 
 def is_unfinished(name: str) -> bool:
     """Whether a file among the plans is an id on its way: of no use to anybody, once the place has one."""
-    return name.startswith(_UNFINISHED[0]) and name.endswith(_UNFINISHED[1])
+    return name.startswith(_PLACE_ON_ITS_WAY[0]) and name.endswith(_PLACE_ON_ITS_WAY[1])

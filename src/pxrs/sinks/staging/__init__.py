@@ -1,1 +1,0 @@
-"""Output that is written but not shown yet: its directory, plan and seal."""
