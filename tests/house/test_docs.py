@@ -528,7 +528,7 @@ def test_adr_0005_only_these_modules_write_rows() -> None:
         "runtime/registry/rows.py",
         "runtime/registry/registry.py",
         "runtime/registry/wake_row.py",
-        "runtime/dead_letters/resend.py",
+        "runtime/dead_letters/box.py",
     }
     of_the_queue = {"runtime/queue/log_registry.py"}
     by_operators = {

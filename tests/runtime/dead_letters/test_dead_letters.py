@@ -18,8 +18,7 @@ from pxrs.logs.memory import MemoryLog
 from pxrs.logs.message_size import row_bytes
 from pxrs.model import Message
 from pxrs.rules.addressing import ONLY_FOR, Reader
-from pxrs.runtime.dead_letters.box import DeadLetters
-from pxrs.runtime.dead_letters.resend import BLOCK, Retried
+from pxrs.runtime.dead_letters.box import BLOCK, DeadLetters, Retried
 from pxrs.runtime.delivery import Context
 from pxrs.stores.base import ABSENT, Swap
 from pxrs.stores.memory import MemoryStore, SharedRows

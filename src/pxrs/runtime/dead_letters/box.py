@@ -6,25 +6,50 @@ is in there, durable, before its group's checkpoint passes it.
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
+from typing import Any, NamedTuple
 
-from pxrs.errors import Closed, Damaged, NotFound, OutOfRange, PxrsError, Refused, Unavailable, disk_text
+import pyarrow as pa
+
+from pxrs.errors import Closed, Conflict, Damaged, NotFound, OutOfRange, PxrsError, Refused, Unavailable, disk_text
 from pxrs.io.clock import Clock
-from pxrs.logs.base import DEAD_LETTERS, Log, Stamp
+from pxrs.logs.base import DEAD_LETTERS, ENTRY_SCHEMA, Log, LogIdentity, Stamp
 from pxrs.model import Message
+from pxrs.rules.addressing import ONLY_FOR, Reader
+from pxrs.rules.routing.partitioner import Partitioner
 from pxrs.runtime.dead_letters.letter import DeadLetter, Failure, letter_in, letter_of
-from pxrs.runtime.dead_letters.resend import Retried, resend
-from pxrs.runtime.dead_letters.waiting import Waiting, waiting_in
 from pxrs.runtime.delivery import Context, messages_of
+from pxrs.runtime.producer.retry import append_patiently
 from pxrs.runtime.views.tables import counted
-from pxrs.stores.base import Store
+from pxrs.settings import Settings
+from pxrs.stores.base import ABSENT, Row, Store, Swap, Verdict
 
 __all__ = ["DeadLetter", "DeadLetters"]
 
 logger = logging.getLogger(__name__)
+
+RETRIED_FROM = "pxrs.retried-from"
+"""Tells people which letter a message was that was sent again for all groups."""
+BLOCK = 4_096
+"""So many letters share a row of the registry. Of 32 KB at most, it fits into every store."""
+_TOGETHER = 100
+"""So many are appended, and then marked, at a time."""
+
+
+class Waiting(NamedTuple):
+    """The letters of a box that were not sent again: how many, and when the oldest was put there, in microseconds."""
+
+    letters: int
+    oldest_us: int | None
+
+    def age_seconds(self, wall: float) -> float | None:
+        """How long the oldest has been waiting at this time; None if there is none."""
+        return None if self.oldest_us is None else max(0.0, wall - self.oldest_us / 1_000_000)
 
 
 class DeadLetters:
@@ -143,17 +168,23 @@ class DeadLetters:
             logger.warning("dead letter %d of %s is left out: %s", letter.number, self._name, letter.missing)
         there = [letter for letter in todo if not letter.missing]
         sent: list[int] = []
-        for part in resend(self._log, there, self._group, all_groups, self._clock):
+        for part in _resend(self._log, there, self._group, all_groups, self._clock):
             self.mark_retried(set(part))  # they are durable
             sent += part
         return sent
 
     def waiting(self) -> Waiting:
-        """The letters that were not sent again: how many, and since when the oldest is there."""
+        """The letters that were not sent again. They are counted by the bounds of the box, and only the oldest is
+        read: cheap enough to be asked all the time."""
         box = self._open(create=False)
         if box is None:
             return Waiting(0, None)
-        return waiting_in(box, self._retried.numbers(box.identity.id, box.bounds(0)[1]))
+        start, end = box.bounds(0)
+        retried = self._retried.numbers(box.identity.id, end)
+        count = end - start - sum(start <= number < end for number in retried)
+        first = next((number for number in range(start, end) if number not in retried), None)
+        batch = None if first is None else box.read(0, first, 1)
+        return Waiting(count, None if batch is None else next(messages_of(batch, 0)).timestamp_us)
 
     def mark_retried(self, numbers: set[int]) -> None:
         """Remember which letters were sent again."""
@@ -190,3 +221,95 @@ class DeadLetters:
             if self._box is None:
                 self._box = self._log.sibling(self._name, 1, create)
             return self._box
+
+
+# ---- sending again: to the end of the partitions that the letters came from -----------------------------------------
+
+
+def _resend(log: Log, letters: Sequence[DeadLetter], group: str, all_groups: bool, clock: Clock) -> Iterator[list[int]]:
+    """Append the letters of a group, for it alone or for all; yields the numbers of those that are durable."""
+    producer = os.urandom(8)
+    for start in range(0, len(letters), _TOGETHER):
+        part = letters[start : start + _TOGETHER]
+        rows: dict[int, list[dict[str, Any]]] = {}
+        for number, letter in enumerate(part, start):
+            mine = {ONLY_FOR: Reader(log.identity.id, group).mark(letter.number)}
+            header = {RETRIED_FROM: f"{group}/{letter.number}".encode()} if all_groups else mine
+            row = _row(letter, header, int(clock.wall() * 1_000_000), producer + number.to_bytes(8, "big"))
+            rows.setdefault(_partition(log.identity, letter), []).append(row)
+        batches = {partition: pa.RecordBatch.from_pylist(own, ENTRY_SCHEMA) for partition, own in rows.items()}
+        stamps = dict.fromkeys(batches, Stamp(producer.hex(), start))
+        append_patiently(log, batches, stamps, Settings(), clock)
+        yield [letter.number for letter in part]
+
+
+def _row(letter: DeadLetter, header: dict[str, bytes], now_us: int, message_id: bytes) -> dict[str, Any]:
+    """What an earlier retry has written is replaced."""
+    kept = {name: value for name, value in letter.headers.items() if name not in (ONLY_FOR, RETRIED_FROM)}
+    return {
+        "timestamp": now_us,
+        "key": letter.key,
+        "value": letter.value,
+        "headers": [{"key": name, "value": value} for name, value in (kept | header).items()],
+        "id": message_id,
+        "tenant": letter.tenant,
+    }
+
+
+def _partition(identity: LogIdentity, letter: DeadLetter) -> int:
+    """Where the message stood. In a queue that was created anew: where its key belongs."""
+    if letter.log in ("", identity.id) and 0 <= letter.partition < identity.partitions:
+        return letter.partition
+    if letter.key is None:
+        return letter.number % identity.partitions
+    return Partitioner(identity.partitions, identity.hash, identity.reduce).partition(letter.key)
+
+
+# ---- which letters were sent again ----------------------------------------------------------------------------------
+
+
+class Retried:
+    """The numbers of the letters of one box that were sent again.
+
+    The row of the first block is the one that PXRS before 0.6 knows, and may hold any numbers that were written by it.
+    A row names the box that it is about: numbers of a box that was deleted say nothing of the one made after it.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store = store
+        self._key = key
+
+    def numbers(self, box: str, letters: int) -> set[int]:
+        """Which of the first so many letters of this box were sent again."""
+        keys = [self._key_of(block) for block in range(-(-letters // BLOCK))]
+        return {number for row in self._store.read(keys) for number in _in(row, box)} if keys else set()
+
+    def add(self, box: str, numbers: Iterable[int]) -> None:
+        """Remember these as well."""
+        blocks: dict[int, set[int]] = {}
+        for number in numbers:
+            blocks.setdefault(number // BLOCK, set()).add(number)
+        for block, own in sorted(blocks.items()):
+            self._add(self._key_of(block), box, own)
+
+    def _add(self, key: str, box: str, numbers: set[int]) -> None:
+        for _ in range(20):
+            row = self._store.read([key])[0]
+            value = {"v": 1, "box": box, "retried": sorted(_in(row, box) | numbers)}
+            swap = Swap(key, row.version if row else ABSENT, json.dumps(value, separators=(",", ":")).encode())
+            if self._store.swap_each([swap])[0].verdict is Verdict.DONE:
+                return
+        raise Conflict(f"{key} is being changed by others all the time")
+
+    def _key_of(self, block: int) -> str:
+        return f"{self._key}-{block:05d}" if block else self._key
+
+
+def _in(row: Row | None, box: str) -> set[int]:
+    if row is None:
+        return set()
+    try:
+        fields = json.loads(row.value)
+        return set(map(int, fields["retried"])) if fields.get("box", box) == box else set()
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Damaged(f"registry row {row.key!r} is no list of dead letters that were sent again: {error!r}") from error

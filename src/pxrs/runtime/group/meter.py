@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pxrs.errors import PxrsError
 from pxrs.io.clock import Clock
 from pxrs.logs.base import Log
-from pxrs.runtime.dead_letters.waiting import Waiting
+from pxrs.runtime.dead_letters.box import Waiting
 from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.group.member import Member
 from pxrs.runtime.ports.counters import Counters
