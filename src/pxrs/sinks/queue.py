@@ -18,7 +18,7 @@ from pxrs.logs.base import ENTRY_SCHEMA, Stamp
 from pxrs.model import Batch
 from pxrs.rules.addressing import without_mark
 from pxrs.runtime.ports.sink import Sink
-from pxrs.runtime.producer.append_once import AppendOnce
+from pxrs.runtime.producer.append_once import AppendOnce, part_stamp
 from pxrs.runtime.producer.packing import Packer, TableParcel
 from pxrs.runtime.producer.retry import patiently
 from pxrs.runtime.producer.table_input import body_parts
@@ -91,7 +91,7 @@ class QueueSink(StagedSink):
         os.mkdir(data)
         path = os.path.join(data, f"part-{batch.name}-00000.arrow")
         with pa.ipc.new_stream(path, ENTRY_SCHEMA) as writer:
-            for part in self._parts(batch, self._bodies(_tables(output, data))):
+            for part in self._parts(batch, output, data):
                 writer.write_batch(part.rows, custom_metadata=part.about)
         if not writer.stats.num_record_batches:
             os.unlink(path)
@@ -118,11 +118,11 @@ class QueueSink(StagedSink):
                 raise Refused(f"the output for queue {queue.name!r}: {error}") from error
             yield from (body for body, _, _ in parts)
 
-    def _parts(self, batch: Batch, bodies: Iterable[pa.RecordBatch]) -> Iterator[ChunkPart]:
+    def _parts(self, batch: Batch, output: Any, data: str) -> Iterator[ChunkPart]:
+        """What is staged, chunk by chunk, in the order in which it is appended."""
         packer = Packer(self._queue.partitioner, self._queue.partitions, xxhash.xxh3_64_digest(batch.name.encode()))
-        producer = f"{batch.group}-{batch.owner.inc[:12]}.{batch.attempt}/{min(batch.partitions, default=0)}"
-        for chunk, body in enumerate(bodies):
-            stamp = Stamp(producer, (batch.number << 20) + chunk)
+        for chunk, body in enumerate(self._bodies(_tables(output, data))):
+            stamp = stamp_of(batch, chunk)
             for partition, rows in packer.pack([TableParcel(lambda _: None, body, None)]).batches.items():
                 bounds = self._wait(partial(self._queue.log.bounds, partition))
                 yield ChunkPart(partition, bounds[1], stamp, rows)
@@ -143,12 +143,16 @@ class QueueSink(StagedSink):
                 return
             for stamp, found in groupby(parts, key=lambda part: part.stamp):
                 chunk = list(found)
-                rows, after = (
-                    {part.partition: part.rows for part in chunk},
-                    {part.partition: part.after for part in chunk},
-                )
+                rows = {part.partition: part.rows for part in chunk}
+                after = {part.partition: part.after for part in chunk}
                 if not self._wait(partial(once.append, rows, stamp, after)):
                     return
+
+
+def stamp_of(batch: Batch, chunk: int) -> Stamp:
+    """The stamp under which a chunk of a batch's output is appended, whoever publishes it."""
+    producer = f"{batch.group}-{batch.owner.inc[:12]}.{batch.attempt}/{min(batch.partitions, default=0)}"
+    return part_stamp(producer, batch.number, chunk)
 
 
 def _tables(output: Any, data: str) -> Iterator[pa.Table]:
@@ -180,4 +184,4 @@ def _part(rows: pa.RecordBatch, about: Mapping[bytes, bytes]) -> ChunkPart:
     return ChunkPart(int(about[b"partition"]), int(about[b"after"]), stamp, rows)
 
 
-__all__ = ["ChunkPart", "QueueSink"]
+__all__ = ["ChunkPart", "QueueSink", "stamp_of"]

@@ -11,6 +11,13 @@ from pxrs.errors import Conflict, Expired
 from pxrs.logs.base import Log, Stamp
 
 _LOOK_ROWS = 65_536
+_MAX_PARTS = 1 << 20
+
+
+def part_stamp(producer: str, sequence: int, part: int, content: str = "") -> Stamp:
+    """The stamp of one part of a numbered write. A write is cut the same way each time, so a part that is appended
+    again has the same stamp."""
+    return Stamp(producer, sequence * _MAX_PARTS + part, content=content)
 
 
 class AppendOnce:

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 from pxrs.errors import BadSetting, Refused
 from pxrs.io.clock import Clock
-from pxrs.logs.base import Log, Stamp
+from pxrs.logs.base import Log
 from pxrs.logs.batches import OtherRows
 from pxrs.model import check_name
+from pxrs.runtime.producer.append_once import part_stamp
 from pxrs.runtime.producer.packing import Packer, Routes, TableParcel
 from pxrs.runtime.producer.retry import append_patiently
 from pxrs.runtime.producer.table_input import parts_by_rows, whole_body
 from pxrs.settings import Settings
 
 _MAX_SEQUENCE = 1 << 40
-_MAX_PARTS = 1 << 20
 _PART_ROWS = 16_384
 """Where a batch is cut. It must never change: a part that is sent again is known by its number."""
 
@@ -66,7 +66,7 @@ class NamedProducer:
         self, packer: Packer, parcel: TableParcel, sequence: int, part: int, content: str
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         shipment = packer.pack([parcel])
-        stamp = Stamp(self.name, sequence * _MAX_PARTS + part, content=content)
+        stamp = part_stamp(self.name, sequence, part, content)
         # Rows that were sent under this number before may stand in any partition. The first part tells.
         looked_at = shipment.batches if part else range(self._log.identity.partitions)
         stamps = dict.fromkeys(looked_at, stamp)

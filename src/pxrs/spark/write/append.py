@@ -17,8 +17,8 @@ import xxhash
 
 from pxrs.errors import Damaged
 from pxrs.io.clock import SystemClock
-from pxrs.logs.base import ENTRY_SCHEMA, TIMESTAMP, Log, Stamp
-from pxrs.runtime.producer.append_once import AppendOnce
+from pxrs.logs.base import ENTRY_SCHEMA, TIMESTAMP, Log
+from pxrs.runtime.producer.append_once import AppendOnce, part_stamp
 from pxrs.runtime.producer.packing import nulls
 from pxrs.runtime.producer.retry import patiently
 from pxrs.settings import Settings
@@ -26,7 +26,6 @@ from pxrs.spark.write.decisions import Decision, Ledger
 
 SHIPMENT_BYTES = 16 << 20
 """So much is appended at a time; it must not change: a shipment that is appended again is known by its number."""
-_MAX_SHIPMENTS = 1 << 20
 _LANES, _LANE_BYTES = 4, 1 << 20
 """A large shipment is appended by several threads, each with partitions of its own: one core cannot keep up."""
 _ID = ENTRY_SCHEMA.field("id").type
@@ -60,7 +59,7 @@ def append_decided(log: Log, settings: Settings, ledger: Ledger, sequence: int, 
     once = AppendOnce(log, lambda: ledger.holds(sequence))
 
     def append(shipment: JointAppend, partitions: list[int]) -> bool:
-        stamp = Stamp(f"spark-{os.path.basename(ledger.folder)}", sequence * _MAX_SHIPMENTS + shipment.number)
+        stamp = part_stamp(f"spark-{os.path.basename(ledger.folder)}", sequence, shipment.number)
         rows = {partition: shipment.batch(partition, decision.time_us) for partition in partitions}
         return patiently(lambda: once.append(rows, stamp, decision.after), settings, SystemClock())
 

@@ -11,22 +11,20 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from pxrs.drivers import find_driver, split_url
 from pxrs.errors import Mismatch, Refused, Unavailable, Unexpected, masked, masked_url
 from pxrs.io.clock import SystemClock
-from pxrs.logs.base import ENTRY_SCHEMA, Log, OpenOptions, Stamp
+from pxrs.logs.base import Log, OpenOptions
 from pxrs.model import Batch
 from pxrs.rules.routing.partitioner import Partitioner
 from pxrs.runtime.queue.queue import Queue, open_queue
 from pxrs.runtime.queue.settings_file import load_settings
 from pxrs.settings import Settings
-from pxrs.sinks.queue import ChunkPart, QueueSink
+from pxrs.sinks.queue import ChunkPart, QueueSink, stamp_of
 from pxrs.spark.stream.commit import Fencing
 from pxrs.spark.stream.offsets import MEMBER, Planned, decode, is_of_group
 from pxrs.spark.stream.side_files import SideFiles, SourceConfig, has_members_beside
@@ -308,14 +306,10 @@ class FilesSink(QueueSink):
     def stage(self, batch: Batch, output: StagedFiles) -> str:
         return self._stage(batch, output) if output.decision.rows else ""
 
-    def _write(self, batch: Batch, output: StagedFiles, data: str) -> None:
-        os.mkdir(data)
-        producer = f"{batch.group}-{batch.owner.inc[:12]}.{batch.attempt}/{min(batch.partitions, default=0)}"
+    def _parts(self, batch: Batch, output: StagedFiles, data: str) -> Iterator[ChunkPart]:  # noqa: ARG002
         decision = output.decision
-        with pa.ipc.new_stream(os.path.join(data, f"part-{batch.name}-00000.arrow"), ENTRY_SCHEMA) as writer:
-            for shipment in shipments(decision, output.folder):
-                stamp = Stamp(producer, (batch.number << 20) + shipment.number)
-                for partition in shipment.parts:
-                    rows = shipment.batch(partition, decision.time_us)
-                    part = ChunkPart(partition, decision.after[partition], stamp, rows)
-                    writer.write_batch(rows, custom_metadata=part.about)
+        for shipment in shipments(decision, output.folder):
+            stamp = stamp_of(batch, shipment.number)
+            for partition in shipment.parts:
+                rows = shipment.batch(partition, decision.time_us)
+                yield ChunkPart(partition, decision.after[partition], stamp, rows)
