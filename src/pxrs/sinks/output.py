@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -17,6 +19,8 @@ from pxrs.sinks.local_files import raise_of_disk, visible_files
 SMALL = 20_000
 """A Spark batch of at most so many messages is collected and written by the driver: one job less, 100 ms saved."""
 
+_CHUNK_ROWS, _CHUNK_BYTES = 10_000, 1_000_000
+"""The largest piece of an output that is kept."""
 _TIMESTAMPS = "spark.sql.parquet.outputTimestampType"
 
 
@@ -110,3 +114,45 @@ def check_seen(path: str, rows: int) -> None:
             f"executors wrote {rows} rows into {path}, and the driver sees {seen} there: it must be a directory that "
             "driver and executors share"
         )
+
+
+# ---- output that is kept until its commit is known ------------------------------------------------------------------
+
+
+class Output:
+    """The output of one batch, in chunks, for as long as it may have to be written again. ``close`` frees it."""
+
+    def __init__(self, output: Any, rows: int) -> None:
+        self._table, self._directory = collected(output, rows), ""
+        if not isinstance(self._table, pa.Table):
+            frame, self._table = self._table, None
+            self._directory = tempfile.mkdtemp(prefix="pxrs-output-")
+            try:
+                write_frame(frame, os.path.join(self._directory, "rows"), "none")
+            except BaseException:
+                self.close()
+                raise
+        self.schema = next((chunk.schema for chunk in self.chunks()), None) or self._empty_schema()
+        self.rows = sum(chunk.num_rows for chunk in self.chunks())
+
+    def _empty_schema(self) -> pa.Schema:
+        return pa.schema([]) if self._table is None else self._table.schema
+
+    def chunks(self) -> Iterator[pa.Table]:
+        if self._table is not None:
+            yield from _sliced(self._table)
+            return
+        for table in tables_in(os.path.join(self._directory, "rows"), _CHUNK_ROWS):
+            yield from _sliced(table)
+
+    def close(self) -> None:
+        self._table = None
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _sliced(table: pa.Table) -> Iterator[pa.Table]:
+    """In pieces of some rows and bytes each."""
+    per_row = max(1, table.nbytes // max(1, table.num_rows))
+    rows = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // per_row))
+    return (table.slice(start, rows) for start in range(0, table.num_rows, rows))

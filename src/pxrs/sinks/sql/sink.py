@@ -21,8 +21,8 @@ from pxrs.io.address import Address
 from pxrs.io.sql.connections import Sort, Trouble
 from pxrs.model import Batch, Grant
 from pxrs.runtime.ports.sink import Sink, check_sink
+from pxrs.sinks.output import Output
 from pxrs.sinks.sql.database import LONG_SECONDS, Database
-from pxrs.sinks.sql.output import Output
 from pxrs.sinks.sql.staging import SqlStaging
 from pxrs.sinks.sql.table import TargetTable, create_target, find_target, insert_rows
 from pxrs.sinks.staged import Note, refuse_others

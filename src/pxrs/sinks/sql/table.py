@@ -238,8 +238,6 @@ _CREATED: tuple[tuple[Any, sql.TypeEngine[Any]], ...] = (
 # PostgreSQL gets many rows by COPY, the others in statements of many rows.
 
 
-CHUNK_ROWS = 10_000
-CHUNK_BYTES = 1_000_000
 _CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="all_valid")
 """What has a value is quoted; what is not quoted is NULL."""
 _END_OF_COPY = "\n\\."
@@ -255,13 +253,6 @@ def insert_rows(connection: Connection, table: Table, chunks: Iterable[pa.Table]
     else:
         for chunk in chunks:
             _insert(connection, table, chunk)
-
-
-def sliced(table: pa.Table) -> Iterable[pa.Table]:
-    """In pieces of some rows and bytes each."""
-    per_row = max(1, table.nbytes // max(1, table.num_rows))
-    rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // per_row))
-    return (table.slice(start, rows) for start in range(0, table.num_rows, rows))
 
 
 def _insert(connection: Connection, table: Table, chunk: pa.Table) -> None:
