@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import pxrs as library
-from pxrs.apps.cli.consume_session import refuse_unknown
+from pxrs.apps.cli.commands.consume import refuse_unknown
 from pxrs.drivers import find_driver
 from pxrs.errors import BadUrl
 from tests.apps.cli.helpers import QUEUE, Pxrs, make_queue

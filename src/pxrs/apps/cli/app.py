@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand
 
-from pxrs.apps.cli.commands import consume, dlq, health, metrics, produce, spark
+from pxrs.apps.cli.commands import consume, dlq, health, metrics, produce
 from pxrs.apps.cli.commands import import_queue as adopt
 from pxrs.apps.cli.commands import init as create
 from pxrs.apps.cli.commands.group import create as group_create
@@ -21,13 +21,12 @@ from pxrs.apps.cli.commands.group import seek
 from pxrs.apps.cli.commands.group import show as group
 from pxrs.apps.cli.commands.log import check as log_check
 from pxrs.apps.cli.commands.log import export as log_export
-from pxrs.apps.cli.commands.log import seal as log_seal
 from pxrs.apps.cli.commands.log import show as log
 from pxrs.apps.cli.commands.log import tail as log_tail
 from pxrs.apps.cli.commands.log import where as log_where
-from pxrs.apps.cli.commands.registry import adopt as registry_adopt
 from pxrs.apps.cli.commands.registry import copy as registry_copy
 from pxrs.apps.cli.commands.registry import rows as registry
+from pxrs.apps.cli.commands.run import pyfiles
 from pxrs.apps.cli.commands.run import run as run_pipeline
 from pxrs.apps.cli.commands.work.command import work
 from pxrs.apps.cli.options import QueueCommand
@@ -71,18 +70,18 @@ VERBS = (
     Verb("log verify", log_check.verify, "pxrs log verify file:./orders"),
     Verb("log repair", log_check.repair, "pxrs log repair file:./orders"),
     Verb("log export", log_export.export, "pxrs log export file:./orders ./messages --as files"),
-    Verb("log seal", log_seal.seal, "pxrs log seal file:./orders"),
+    Verb("log seal", log_check.seal, "pxrs log seal file:./orders"),
     Verb("dlq ls", dlq.ls, "pxrs dlq ls file:./orders billing"),
     Verb("dlq show", dlq.show_letter, "pxrs dlq show file:./orders billing 0"),
     Verb("dlq retry", dlq.retry, "pxrs dlq retry file:./orders billing --all"),
     Verb("import", adopt.import_, "pxrs import file:./orders old.jsonl -f json --from-checkpoint 500 --group billing"),
     Verb("registry dump", registry.dump, "pxrs registry dump file:./orders > rows.jsonl"),
-    Verb("registry adopt", registry_adopt.adopt, "pxrs registry adopt file:./orders --registry sqlite:registry.db"),
+    Verb("registry adopt", registry_copy.adopt, "pxrs registry adopt file:./orders --registry sqlite:registry.db"),
     Verb("registry copy", registry_copy.copy, "pxrs registry copy sqlite:registry.db etcd://127.0.0.1:2379/pxrs"),
     Verb("registry load", registry.load, "pxrs registry load file:./orders rows.jsonl"),
     Verb("health", health.health, "pxrs health file:./orders"),
     Verb("metrics", metrics.metrics, "pxrs metrics file:./orders --listen 0.0.0.0:9100"),
-    Verb("spark pyfiles", spark.pyfiles, "pxrs spark pyfiles pxrs.zip", TyperCommand),
+    Verb("spark pyfiles", pyfiles, "pxrs spark pyfiles pxrs.zip", TyperCommand),
     Verb("demo", demo.demo, "pxrs demo --engine spark", TyperCommand),
 )
 

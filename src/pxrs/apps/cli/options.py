@@ -41,6 +41,23 @@ HashName = Annotated[str | None, typer.Option("--hash", help="How keys are hashe
 ReduceName = Annotated[str | None, typer.Option("--reduce", help="From hash to partition. Default: pmod.")]
 
 
+JoinGroup = Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The consumer group to join.")]
+OwnName = Annotated[str | None, typer.Option("--member", metavar="NAME", help="This member's name.")]
+StartAt = Annotated[
+    str, typer.Option("--from", metavar="PLACE", help="earliest, latest or a time: where there is no checkpoint yet.")
+]
+UntilEnd = Annotated[
+    bool, typer.Option("--until-end", help="Stop when all that is there now is processed, by this or others.")
+]
+OnFailure = Annotated[
+    Literal["dead-letter", "skip", "stop"] | None, typer.Option("--on-failure", help="After the last try.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens in the group.")]
+KeySeparator = Annotated[
+    str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY, this text, VALUE.")
+]
+
+
 class WrongUsage(typer.BadParameter):
     """The options contradict each other, or one is missing: exit code 2."""
 

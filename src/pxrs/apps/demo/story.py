@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from pxrs.apps.demo.consumers import MEMBERS, Consumers
-from pxrs.apps.demo.hold_lead import curtain
 from pxrs.apps.demo.member import GROUP
 from pxrs.apps.demo.proof import Proof, Sent, prove
-from pxrs.errors import Unavailable
+from pxrs.errors import Fenced, Unavailable
 from pxrs.io.clock import SystemClock
+from pxrs.model import MemberRow
 from pxrs.rules.assignment import moves_by_assignor
 from pxrs.rules.targets import Target
 from pxrs.runtime.views.tables import Table, ranges
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 FIRST, SECOND, ACCOUNTS = 100, 50, 20
 VICTIM = "A"
+_HOLDER, _HOLD_MS = "stage", 60_000
 _clock = SystemClock()
 
 
@@ -52,7 +55,7 @@ class Story:
 
     def _gather(self) -> None:
         _scene(1, f"a queue with {self._queue.partitions} partitions; consumers A, B and C ({self._engine}) join")
-        with curtain(self._queue, GROUP):
+        with _lead_held(self._queue, GROUP):
             for member in MEMBERS:
                 self._consumers.start(member)
             self._until("A, B and C have joined", lambda: self._consumers.joined(self._group.members()))
@@ -170,3 +173,23 @@ def _scene(number: int, title: str) -> None:
 
 def _print(table: Table) -> None:
     print(table.as_text(), flush=True)
+
+
+@contextmanager
+def _lead_held(queue: Queue, group: str) -> Iterator[None]:
+    """Hold the lead of a new group without planning anything; at the end, leave it to its members.
+
+    The first member would otherwise take all partitions and give them up again one by one. With all three present
+    at the first plan, it is the picture that everybody draws: A 0-2, B 3-5, C 6-7.
+    """
+    registry = queue.make_group(group).registry
+    created = registry.group()
+    holder = MemberRow(_HOLDER, secrets.token_hex(16), lease_ms=_HOLD_MS)
+    registry.register(holder)
+    lead = registry.elect(holder.owner, created)
+    try:
+        yield
+    finally:
+        registry.deregister(holder.owner)
+        with suppress(Fenced):  # a quick member leads already: it saw that the holder is gone
+            registry.resign(lead)

@@ -10,7 +10,16 @@ import typer
 
 from pxrs.apps.cli import message_sources as sources
 from pxrs.apps.cli.message_sources import LineFormat
-from pxrs.apps.cli.options import HashName, PartitionCount, ReduceName, RegistryUrl, Url, WrongUsage, opened
+from pxrs.apps.cli.options import (
+    HashName,
+    KeySeparator,
+    PartitionCount,
+    ReduceName,
+    RegistryUrl,
+    Url,
+    WrongUsage,
+    opened,
+)
 from pxrs.apps.cli.output import progress
 from pxrs.errors import Refused
 from pxrs.model import check_name
@@ -34,9 +43,7 @@ def import_(
     key_field: Annotated[
         str | None, typer.Option("--key-field", metavar="NAME", help="The field or column that is the key.")
     ] = None,
-    key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY, this text, VALUE.")
-    ] = None,
+    key_separator: KeySeparator = None,
     from_checkpoint: Annotated[
         int | None,
         typer.Option("--from-checkpoint", min=0, metavar="N", help="The first N messages count as processed."),

@@ -12,7 +12,7 @@ import typer
 
 from pxrs.apps.cli import message_sources as sources
 from pxrs.apps.cli.message_sources import Entry, LineFormat
-from pxrs.apps.cli.options import RegistryUrl, Url, WrongUsage, opened
+from pxrs.apps.cli.options import KeySeparator, RegistryUrl, Url, WrongUsage, opened
 from pxrs.apps.cli.output import INTERRUPTED_EXIT_CODE, note, progress, show
 from pxrs.errors import PxrsError, Refused
 from pxrs.runtime.views.tables import Table, counted
@@ -31,9 +31,7 @@ def produce(
     key_field: Annotated[
         str | None, typer.Option("--key-field", metavar="NAME", help="The JSON field that is the key; a.b goes deeper.")
     ] = None,
-    key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", metavar="TEXT", help="Each line is KEY, this text, VALUE.")
-    ] = None,
+    key_separator: KeySeparator = None,
     whole: Annotated[bool, typer.Option("--files", help="One message per file, its name as the key.")] = False,
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header for all messages.")

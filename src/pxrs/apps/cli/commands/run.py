@@ -1,4 +1,4 @@
-"""``pxrs run``: a pipeline that is written down in a file, as a member of its group."""
+"""``pxrs run``: a pipeline that is written down in a file, as a member of its group; and what its cluster needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pxrs.apps.cli.commands.consume import sum_up
+from pxrs.apps.cli.options import OwnName, UntilEnd
 from pxrs.apps.cli.output import note
 
 
@@ -19,12 +20,10 @@ def run(
         str | None, typer.Option("--registry", metavar="URL", help="The registry, where it is not beside the log.")
     ] = None,
     group: Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="The group to join.")] = None,
-    member: Annotated[str | None, typer.Option("--member", metavar="NAME", help="This member's name.")] = None,
+    member: OwnName = None,
     master: Annotated[str | None, typer.Option("--master", metavar="MASTER", help="Spark's master: local[2].")] = None,
     ui: Annotated[bool | None, typer.Option("--ui/--no-ui", help="Show Spark's web page.")] = None,
-    until_end: Annotated[
-        bool, typer.Option("--until-end", help="Stop when all that is there now is processed, by this or others.")
-    ] = False,
+    until_end: UntilEnd = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens, batch by batch.")] = False,
 ) -> None:
     """Run a pipeline on Spark, as a member of its group, until Ctrl-C or SIGTERM (a clean leave).
@@ -46,3 +45,15 @@ def run(
             note(f"Spark's web page is {spark.sparkContext.uiWebUrl}")
         pipeline.run(until_end)
         sum_up(pipeline.tally, opened.name, spec.group or "")
+
+
+def pyfiles(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The zip to write.")] = "pxrs.zip",
+) -> None:
+    """Write this library as a zip for spark-submit --py-files: for executors where it is not installed.
+
+    They still need pyarrow, numpy, xxhash, mmh3 and pandas.
+    """
+    from pxrs.spark.setup.py_files import py_files
+
+    note(f"wrote {py_files(file)}")

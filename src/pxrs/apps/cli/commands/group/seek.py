@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pxrs.apps.cli import values as words
+from pxrs.apps.cli.commands.log.show import chosen
 from pxrs.apps.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, WrongUsage, opened
 from pxrs.apps.cli.output import note, show
-from pxrs.errors import NotFound, Refused
 from pxrs.runtime.views.tables import Table
 
 if TYPE_CHECKING:
-    from pxrs.runtime.group.admin import GroupHandle, Place
+    from pxrs.runtime.group.admin import Place
     from pxrs.runtime.queue.queue import Queue
 
 
@@ -41,38 +40,32 @@ def seek(
     registry: RegistryUrl = None,
 ) -> None:
     """Set a group's checkpoints. Shows what would change; --execute does it, also while the group runs."""
-    place = _place(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
+    place = _only(
+        "earliest" if to_earliest else None,
+        "latest" if to_latest else None,
+        to_offset,
+        None if to_datetime is None else words.moment(to_datetime),
+        None if by_duration is None else words.ago(words.duration(by_duration)),
+        shift_by,
+    )
     with opened(url, registry) as queue:
         if execute:
             queue.check_registry()
         handle = queue.group(group)
         current = {line.partition: line.checkpoint for line in handle.describe()}
-        chosen = _chosen(queue, partitions)
+        numbers = chosen(queue, partitions and sorted(set(partitions)))
         if shift_by is not None:
-            wanted: dict[int, Place] = {p: _shifted(queue, p, current[p], shift_by) for p in chosen}
+            wanted: dict[int, Place] = {p: _shifted(queue, p, current[p], shift_by) for p in numbers}
         else:
-            wanted = dict.fromkeys(chosen, place)
-        new = _moved(handle, wanted, execute)
-    rows = [[p, current[p], new[p], new[p] - current[p]] for p in chosen]
+            wanted = dict.fromkeys(numbers, place)
+        new = handle.seek(wanted) if execute else handle.resolve(wanted)
+    rows = [[p, current[p], new[p], new[p] - current[p]] for p in numbers]
     show(Table(["PARTITION", "CURRENT", "NEW", "CHANGE"], rows), output)
     note("done" if execute else "nothing was changed: this was a dry run, --execute does it")
 
 
-def _place(
-    to_earliest: bool,
-    to_latest: bool,
-    to_offset: int | None,
-    to_datetime: str | None,
-    by_duration: str | None,
-    shift_by: int | None,
-) -> Place:
-    given: list[Place] = []
-    given += ["earliest"] if to_earliest else []
-    given += ["latest"] if to_latest else []
-    given += [] if to_offset is None else [to_offset]
-    given += [] if to_datetime is None else [words.moment(to_datetime)]
-    given += [] if by_duration is None else [words.ago(words.duration(by_duration))]
-    given += [] if shift_by is None else [shift_by]
+def _only(*places: Place | None) -> Place:
+    given = [place for place in places if place is not None]
     if len(given) != 1:
         raise WrongUsage(
             "say once where to: --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration or --shift-by"
@@ -80,20 +73,6 @@ def _place(
     return given[0]
 
 
-def _chosen(queue: Queue, partitions: Iterable[int] | None) -> list[int]:
-    chosen = sorted(set(range(queue.partitions) if partitions is None else partitions))
-    for number in chosen:
-        if not 0 <= number < queue.partitions:
-            raise NotFound(f"queue {queue.name!r} has no partition {number}: 0 to {queue.partitions - 1}")
-    if not chosen:
-        raise Refused("no partition is named")
-    return chosen
-
-
 def _shifted(queue: Queue, partition: int, current: int, by: int) -> int:
     start, end = queue.log.bounds(partition)
     return min(max(current + by, start), end)
-
-
-def _moved(handle: GroupHandle, wanted: dict[int, Place], execute: bool) -> dict[int, int]:
-    return handle.seek(wanted) if execute else handle.resolve(wanted)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +17,7 @@ from pxrs.model import check_name
 from pxrs.runtime.views.tables import MISSING, UNKNOWN, Table, ranges, span
 
 if TYPE_CHECKING:
+    from pxrs.runtime.group.admin import GroupHandle
     from pxrs.runtime.queue.queue import Queue
     from pxrs.runtime.views.group import GroupView, MemberLine
 
@@ -200,20 +203,24 @@ def members(url: Url, group: GroupName, output: Output = "table", registry: Regi
 
 def pause(url: Url, group: GroupName, partitions: Partitions = None, registry: RegistryUrl = None) -> None:
     """Hold a group, or some of its partitions, where it is. Owners keep them, and take nothing."""
-    with opened(url, registry) as queue:
-        handle = queue.group(group)
-        handle.registry.group()
+    with _existing(url, registry, group) as handle:
         handle.pause(partitions)
     print(f"paused {_which(partitions)} of {group!r}; go on with `pxrs group resume`")
 
 
 def resume(url: Url, group: GroupName, partitions: Partitions = None, registry: RegistryUrl = None) -> None:
     """Let a paused group, or some of its partitions, go on."""
+    with _existing(url, registry, group) as handle:
+        handle.resume(partitions)
+    print(f"resumed {_which(partitions)} of {group!r}")
+
+
+@contextmanager
+def _existing(url: str, registry: str | None, group: str) -> Iterator[GroupHandle]:
     with opened(url, registry) as queue:
         handle = queue.group(group)
         handle.registry.group()
-        handle.resume(partitions)
-    print(f"resumed {_which(partitions)} of {group!r}")
+        yield handle
 
 
 def delete(

@@ -1,7 +1,8 @@
-"""``pxrs log verify`` and ``pxrs log repair``: whether what is stored is whole, and making it so."""
+"""``pxrs log verify``, ``pxrs log repair`` and ``pxrs log seal``: whether what is stored is whole, and making it so."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -186,3 +187,19 @@ def _lost(damage: Damage) -> str:
     if not damage.lost:
         return "an unknown number of messages"
     return f"{counted(damage.lost, 'message')}, {damage.offset} to {damage.end - 1},"
+
+
+def seal(url: Url, partitions: Partitions = None, output: Output = "table", registry: RegistryUrl = None) -> None:
+    """Turn all full segments into Parquet now, for any program to read. The last two of a partition stay."""
+    rows: list[list[object]] = []
+    with opened(url, registry) as queue:
+        if queue.log.directory is None:
+            raise Refused(f"queue {queue.name!r} has no segments to seal: only a log in files has")
+        numbers = chosen(queue, partitions)
+        with progress("sealing", len(numbers), "partitions") as advance:
+            for number in numbers:
+                for made in queue.log.seal(number):
+                    name = os.path.basename(made.path)
+                    rows.append([number, name, made.start, made.end, made.end - made.start, made.bytes])
+                advance(1)
+    show(Table(["PARTITION", "FILE", "START", "END", "MESSAGES", "BYTES"], rows), output)

@@ -1,4 +1,4 @@
-"""``pxrs registry copy``: a stopped group moves to another store, with its epochs and checkpoints."""
+"""``pxrs registry copy`` and ``adopt``: groups move to another store, and a log belongs to another registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pxrs.apps.cli.commands.registry.rows import write_rows
-from pxrs.apps.cli.options import WrongUsage
+from pxrs.apps.cli.options import RegistryUrl, Url, WrongUsage, opened
 from pxrs.apps.cli.output import note
 from pxrs.errors import NotFound, Refused, masked_url
 from pxrs.runtime.views.tables import counted
@@ -187,3 +187,27 @@ def _delete(store: Store, groups: Groups) -> None:
         ordered = sorted(rows, key=lambda row: not row.key.endswith("/group"))
         write_rows(store, [Swap(row.key, row.version, None) for row in ordered])
         print(f"{'/'.join(name)}: deleted in FROM")
+
+
+def adopt(url: Url, registry: RegistryUrl = None) -> None:
+    """Let the log belong to this registry from now on: to the one of --registry, or of PXRS_REGISTRY, or beside it.
+
+    Members that use another registry are refused at their next start, and delete nothing from now on. Checkpoints do
+    not come along: `pxrs registry copy` or `load` brings them, `pxrs group seek` sets them.
+    """
+    with opened(url, registry) as queue:
+        now, before = queue.adopt_registry()
+        groups = queue.groups()
+    if before == now:
+        print(f"queue {queue.name!r} belongs to {now.where} (id {now.id}) already")
+        return
+    print(f"queue {queue.name!r} belongs to {now.where} (id {now.id}) now")
+    if before is not None and before.id == now.id:
+        note(f"it is the one that was at {before.where} before, under the same id")
+    elif before is not None and before.id:
+        note(
+            f"before, it belonged to {before.where} (id {before.id}): groups there are refused from now on. Stop the "
+            "members that still run with it: they go on until they end"
+        )
+    if not groups:
+        note("there is no group of this queue in it yet: a new one starts without checkpoints")

@@ -8,7 +8,7 @@ import typer
 
 from pxrs.apps.cli import values as words
 from pxrs.apps.cli.commands.log.where import LastUrl
-from pxrs.apps.cli.options import RegistryUrl, WrongUsage
+from pxrs.apps.cli.options import JoinGroup, OnFailure, RegistryUrl, StartAt, UntilEnd, Verbose, WrongUsage
 from pxrs.errors import Refused, masked_url
 
 _LEAVE_SECONDS = 10.0
@@ -18,7 +18,7 @@ _LEAVE_SECONDS = 10.0
 def work(
     handler: Annotated[str, typer.Argument(metavar="HANDLER", help="The function, as module:function.")],
     url: LastUrl,
-    group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The consumer group to join.")],
+    group: JoinGroup,
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=1_024, metavar="N", help="How many processes.")
     ] = 1,
@@ -29,21 +29,14 @@ def work(
     deliver: Annotated[
         Literal["message", "list", "arrow"], typer.Option("--deliver", help="What the handler gets at once.")
     ] = "message",
-    start: Annotated[
-        str,
-        typer.Option("--from", metavar="PLACE", help="earliest, latest or a time: where there is no checkpoint yet."),
-    ] = "earliest",
-    until_end: Annotated[
-        bool, typer.Option("--until-end", help="Stop when all that is there now is processed, by this or others.")
-    ] = False,
+    start: StartAt = "earliest",
+    until_end: UntilEnd = False,
     tries: Annotated[int | None, typer.Option("--tries", min=1, metavar="N", help="How often to try.")] = None,
-    on_failure: Annotated[
-        Literal["dead-letter", "skip", "stop"] | None, typer.Option("--on-failure", help="After the last try.")
-    ] = None,
+    on_failure: OnFailure = None,
     reload: Annotated[
         bool, typer.Option("--reload", help="For development: start again when a source file changes.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens in the group.")] = False,
+    verbose: Verbose = False,
     registry: RegistryUrl = None,
 ) -> None:
     """Process messages with a Python function, in one or more processes.

@@ -19,7 +19,7 @@ from types import FrameType
 
 from pxrs.apps.cli.commands.work.member import NAME_IS_TAKEN, SET_UP_IS_WRONG, Order
 from pxrs.apps.cli.commands.work.reloading import Sources
-from pxrs.apps.cli.output import note
+from pxrs.apps.cli.output import INTERRUPTED_EXIT_CODE, note
 from pxrs.io.clock import Clock, SystemClock
 from pxrs.io.process_exit import signals_caught
 
@@ -33,7 +33,6 @@ TELL_AFTER = 5
 """Failures in a row after which it is said that they do not end by themselves."""
 STEADY_SECONDS = 60.0
 """A process that has run for so long before it failed starts again after the first pause."""
-INTERRUPTED_EXIT_CODE = 130
 
 
 def pause_after(failures: int) -> float:
