@@ -7,7 +7,7 @@ kept with its cause is kept by reference: the letter says where it stands in the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -128,14 +128,14 @@ def _escaped(name: str) -> str:
 
 def letter_in(stored: Message, retried: bool) -> DeadLetter:
     """The letter that a message of the box's log is. Also one of PXRS before 0.6, and one that somebody has spoilt."""
-    ours = dict(_our_facts(stored.headers))
+    ours, theirs = _split(stored.headers)
     return DeadLetter(
         number=stored.offset,
         partition=_number(ours, "partition", -1),
         offset=_number(ours, "offset", -1),
         key=stored.key,
         value=stored.value,
-        headers=dict(_their_headers(stored.headers)),
+        headers=theirs,
         tenant=stored.tenant,
         cause=ours.get("cause", ""),
         stack=ours.get("stack", ""),
@@ -149,27 +149,18 @@ def letter_in(stored: Message, retried: bool) -> DeadLetter:
     )
 
 
-def _is_new(headers: Mapping[str, bytes]) -> bool:
-    return f"{_OURS}format" in headers and f"{_OURS}log" in headers
-
-
-def _is_ours(name: str, is_new: bool) -> bool:
-    """Before 0.6 the user's headers of these names stood among ours."""
-    return name.startswith(_OURS) and (is_new or name.removeprefix(_OURS) in _FACTS_OF_FORMAT_1)
-
-
-def _our_facts(headers: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-    is_new = _is_new(headers)
+def _split(headers: Mapping[str, bytes]) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Our facts, and the user's headers. Before 0.6 other names that begin so were the user's."""
+    is_new = f"{_OURS}format" in headers and f"{_OURS}log" in headers
+    ours: dict[str, str] = {}
+    theirs: dict[str, bytes] = {}
     for name, value in headers.items():
-        if _is_ours(name, is_new):
-            yield name.removeprefix(_OURS), (value or b"").decode(errors="backslashreplace")
-
-
-def _their_headers(headers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    is_new = _is_new(headers)
-    for name, value in headers.items():
-        if not _is_ours(name, is_new):
-            yield name.removeprefix(_ESCAPE) if is_new else name, value
+        fact = name.removeprefix(_OURS)
+        if name.startswith(_OURS) and (is_new or fact in _FACTS_OF_FORMAT_1):
+            ours[fact] = (value or b"").decode(errors="backslashreplace")
+        else:
+            theirs[name.removeprefix(_ESCAPE) if is_new else name] = value
+    return ours, theirs
 
 
 def _number(facts: Mapping[str, str], name: str, otherwise: int) -> int:
