@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, Any, NamedTuple
 
 from pxrs.apps.cli.options import WrongUsage
@@ -237,13 +238,7 @@ def packed(found: Iterator[Entry], rows: int = 10_000) -> Iterator[Any]:
     """Single messages in tables of some size."""
     import pyarrow as pa
 
-    keys: list[Any] = []
-    values: list[bytes] = []
-    for entry in found:
-        keys.append(entry.key.encode() if isinstance(entry.key, str) else entry.key)
-        values.append(entry.value)
-        if len(keys) == rows:
-            yield pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
-            keys, values = [], []
-    if keys:
+    while part := list(islice(found, rows)):
+        keys = [entry.key.encode() if isinstance(entry.key, str) else entry.key for entry in part]
+        values = [entry.value for entry in part]
         yield pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from pxrs.apps.cli.commands.registry.rows import write_rows
+from pxrs.apps.cli.commands.registry.rows import swaps_to, write_rows
 from pxrs.apps.cli.options import RegistryUrl, Url, WrongUsage, opened
 from pxrs.apps.cli.output import note
 from pxrs.errors import NotFound, Refused, masked_url
 from pxrs.runtime.views.tables import counted
-
-if TYPE_CHECKING:
-    from pxrs.stores.base import Row, Store, Swap
+from pxrs.settings import Settings
+from pxrs.stores.base import ABSENT, Row, Store, Swap
 
 _PASSING = ("member", "bell")
 """The rows of present members and leaders: they mean nothing in another registry."""
 
-Groups = dict[tuple[str, str], "list[Row]"]
+Groups = dict[tuple[str, str], list[Row]]
 
 
 def copy(
@@ -42,15 +41,17 @@ def copy(
     that is TO. Else say so with `pxrs registry adopt`.
     """
     from pxrs.runtime.queue.log_registry import as_copied
-    from pxrs.stores.base import Swap
+    from pxrs.runtime.queue.settings_file import load_settings
 
-    with closing(_store(source, must_exist=True)) as old, closing(_store(target)) as new:
-        groups = _groups(old, queue, group, source)
-        _refuse_same(old, new, source, target)
+    settings = load_settings()
+    prefix = settings.prefix
+    with closing(_store(source, settings, must_exist=True)) as old, closing(_store(target, settings)) as new:
+        groups = _groups(old, prefix, queue, group, source)
+        _refuse_same(old, new, prefix, source, target)
         changes = {name: _changes(rows, new, force, name) for name, rows in groups.items()}
         for name, rows in groups.items():
             _check_stopped(name, rows, force)
-        ids = _ids(old, groups)  # first: a group that is there without it would be refused
+        ids = _ids(old, prefix, groups)  # first: a group that is there without it would be refused
         carried = [row for row in ids if _carry(row, new, target, move)]
         for name, swaps in changes.items():
             write_rows(new, swaps)
@@ -66,21 +67,17 @@ def copy(
         )
 
 
-def _store(url: str, must_exist: bool = False) -> Store:
+def _store(url: str, settings: Settings, must_exist: bool = False) -> Store:
     from pxrs.drivers import find_driver
-    from pxrs.runtime.queue.settings_file import load_settings
     from pxrs.runtime.queue.urls import open_store
 
     if must_exist and not find_driver("pxrs.stores", url).exists(url):
         raise NotFound(f"there is no registry at {masked_url(url)}")
-    return open_store(url, load_settings())
+    return open_store(url, settings)
 
 
-def _refuse_same(old: Store, new: Store, source: str, target: str) -> None:
+def _refuse_same(old: Store, new: Store, prefix: str, source: str, target: str) -> None:
     """Refuse one registry under two names: the versions of its rows are the same, those of another one differ."""
-    from pxrs.runtime.queue.settings_file import load_settings
-
-    prefix = load_settings().prefix
     lasting, there = ([row for row in store.scan(prefix) if not _is_passing(row)] for store in (old, new))
     if lasting == there:
         raise WrongUsage(
@@ -88,12 +85,11 @@ def _refuse_same(old: Store, new: Store, source: str, target: str) -> None:
         )
 
 
-def _ids(store: Store, groups: Groups) -> list[Row]:
+def _ids(store: Store, prefix: str, groups: Groups) -> list[Row]:
     """The rows by which the logs of these queues know their registry, of queues all of whose groups go along."""
     from pxrs.runtime.queue.log_registry import id_key
-    from pxrs.runtime.queue.settings_file import load_settings
 
-    prefix, found = load_settings().prefix, []
+    found = []
     for queue in sorted({name[0] for name in groups}):
         row = store.read([id_key(prefix, queue)])[0]
         keys = [other.key.removeprefix(f"{prefix}{queue}/").split("/") for other in store.scan(f"{prefix}{queue}/")]
@@ -108,7 +104,6 @@ def _ids(store: Store, groups: Groups) -> list[Row]:
 def _carry(row: Row, new: Store, target: str, move: bool) -> bool:
     """Give TO the id of the queue's registry. If TO has an id already, the log must be changed."""
     from pxrs.runtime.queue.log_registry import as_copied
-    from pxrs.stores.base import ABSENT, Swap
 
     there, wanted = new.read([row.key])[0], row.value if move else as_copied(row.value)
     if there is None or as_copied(there.value) == as_copied(wanted):
@@ -123,11 +118,8 @@ def _carry(row: Row, new: Store, target: str, move: bool) -> bool:
     return True
 
 
-def _groups(store: Store, queue: str | None, group: str | None, url: str) -> Groups:
+def _groups(store: Store, prefix: str, queue: str | None, group: str | None, url: str) -> Groups:
     """All rows, by queue and group; a group is a queue's part with a row of that name."""
-    from pxrs.runtime.queue.settings_file import load_settings
-
-    prefix = load_settings().prefix
     found: Groups = defaultdict(list)
     for row in store.scan(prefix):
         parts = row.key.removeprefix(prefix).split("/")
@@ -159,29 +151,20 @@ def _check_stopped(name: tuple[str, str], rows: list[Row], force: bool) -> None:
 
 
 def _changes(rows: list[Row], new: Store, force: bool, name: tuple[str, str]) -> list[Swap]:
-    """The rows that must be written. The group row comes last: it says that all the others exist."""
-    from pxrs.stores.base import ABSENT, Swap
-
-    wanted = sorted(
-        (row for row in rows if not _is_passing(row)), key=lambda row: (row.key.endswith("/group"), row.key)
-    )
-    present = new.read([row.key for row in wanted])
-    pairs = list(zip(wanted, present, strict=True))
-    differing = [row.key for row, there in pairs if there is not None and there.value != row.value]
+    """What must be written."""
+    wanted = {row.key: row.value for row in rows if not _is_passing(row)}
+    present = {row.key: row for row in new.read(list(wanted)) if row is not None}
+    changes = swaps_to(wanted, present)
+    differing = [swap.key for swap in changes if swap.key in present]
     if differing and not force:
         raise Refused(
             f"TO has group {'/'.join(name)} already, with other rows (the first is {differing[0]}); see --force"
         )
-    return [
-        Swap(row.key, there.version if there else ABSENT, row.value)
-        for row, there in pairs
-        if there is None or there.value != row.value
-    ]
+    return changes
 
 
 def _delete(store: Store, groups: Groups) -> None:
     """The group row first: without it, the rest is no group."""
-    from pxrs.stores.base import Swap
 
     for name, rows in groups.items():
         ordered = sorted(rows, key=lambda row: not row.key.endswith("/group"))

@@ -15,10 +15,10 @@ from pxrs.apps.cli.options import RegistryUrl, Url, opened
 from pxrs.apps.cli.output import note
 from pxrs.errors import Conflict, Damaged, Refused, Unknown
 from pxrs.runtime.views.tables import counted
+from pxrs.stores.base import ABSENT, Row, Store, Swap, Verdict
 
 if TYPE_CHECKING:
     from pxrs.runtime.queue.queue import Queue
-    from pxrs.stores.base import Row, Store, Swap
 
 _PART = "[^/]+"
 _KEYS = re.compile(
@@ -68,7 +68,7 @@ def load(
                 f"rows are there already with other values: {len(differing)}, the first is {differing[0]}; "
                 "nothing was written, --force overwrites them"
             )
-        changes = _swaps(wanted, present)
+        changes = swaps_to(wanted, present)
         write_rows(queue.store, changes)
         queue.tell_of_other_registry()
     print(f"wrote {counted(len(changes), 'row')}")
@@ -145,10 +145,8 @@ def _check_row(key: str, value: bytes, base: str) -> None:
         decode_partition(int(parts[2]), value)
 
 
-def _swaps(wanted: dict[str, bytes], present: dict[str, Row]) -> list[Swap]:
+def swaps_to(wanted: dict[str, bytes], present: dict[str, Row]) -> list[Swap]:
     """Group rows come last: a group row says that all its other rows exist."""
-    from pxrs.stores.base import ABSENT, Swap
-
     ordered = sorted(wanted, key=lambda key: (key.endswith("/group"), key))
     return [
         Swap(key, present[key].version if key in present else ABSENT, wanted[key])
@@ -159,8 +157,6 @@ def _swaps(wanted: dict[str, bytes], present: dict[str, Row]) -> list[Swap]:
 
 def write_rows(store: Store, changes: list[Swap]) -> None:
     """In as few steps as the store allows; each of them all or nothing."""
-    from pxrs.stores.base import Verdict
-
     for start in range(0, len(changes), store.max_atomic):
         outcome = store.swap_all(changes[start : start + store.max_atomic])
         if outcome.verdict is Verdict.CONFLICT:
