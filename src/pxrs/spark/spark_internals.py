@@ -1,4 +1,4 @@
-"""What PXRS does to Spark 4.3 that no API of Spark offers. All of it is off with ``PXRS_PLAIN_SPARK=1``.
+"""Tricks with Spark 4.3 that no API of Spark offers. All of them are off with ``PXRS_PLAIN_SPARK=1``.
 
 | | what it saves | without it |
 |---|---|---|
@@ -38,7 +38,7 @@ def is_plain() -> bool:
 _SHARED = ("bin", "sbin", "jars", "conf", "data", "examples", "licenses", "kubernetes")
 _ARCHIVE = "pyspark.zip"
 _LAYOUT = b"2"
-"""What is in such a home; another layout is another directory."""
+"""The layout of such a home; another layout gets another directory."""
 
 
 def quick_home(caches: Iterable[Path]) -> str | None:
@@ -130,11 +130,11 @@ def _of_spark() -> type | None:
 
 
 _STREAMING = "streaming_job"
-"""Where Spark's source processes look for the files of an application, beside where it puts them."""
+"""The directory where Spark's source processes look for the files of an application, beside the one for tasks."""
 
 
 def show_to_streams(root: Path, names: list[str]) -> None:
-    """The process of a streaming source is told another directory than its tasks are: put the same files there."""
+    """Copy files for streams: Spark names another directory to the process of a streaming source than to its tasks."""
     for name in [] if is_plain() else names:
         link = root / _STREAMING / name
         link.parent.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ GROUP = "_backfill"
 
 
 class Backfill:
-    """What a pipeline without a group works for: it owns every partition from the start, and every commit succeeds.
+    """The life of a pipeline without a group: it owns every partition from the start, and every commit succeeds.
 
     It has what a ``Membership`` has, so that a pipeline need not know which of the two it got.
     """
@@ -58,7 +58,7 @@ class Backfill:
             self._shares.start(Grant(partition, self.owner, 0), offset, paused=False, note="")
 
     def submit(self, request: CommitRequest) -> Future[Changed]:
-        """There is nobody to refuse it."""
+        """Accept all commits: no other owner exists."""
         outcome: Future[Changed] = Future()
         outcome.set_result({grant.partition: Held(Partition(grant.partition), 0) for grant in request.positions})
         return outcome
@@ -138,7 +138,7 @@ class Deferred:
         self._sink.discard(batch)
 
     def recover(self, queue: str, log: str, group: str, grant: Grant, note: str) -> None:
-        """Nobody else works on a backfill."""
+        """Recover nothing: no other member works on a backfill."""
 
     def publish_all(self) -> None:
         for note in self._notes:

@@ -29,12 +29,12 @@ class NobodyCommits(Closed):
 
 
 AGAIN_SECONDS = 0.2
-"""The pause after a commit of which nothing was heard."""
+"""The pause after a commit without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """Which partitions are committed, and which were refused; of those in neither, nothing is known."""
+    """The outcome of a commit: committed partitions and refused ones; those in neither are unknown."""
 
     committed: Mapping[Grant, int]
     refused: Mapping[Grant, PxrsError]

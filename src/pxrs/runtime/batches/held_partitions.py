@@ -22,7 +22,7 @@ from pxrs.settings import Settings
 
 @dataclass(slots=True)
 class HeldPartition:
-    """One partition. ``position`` is the next offset; it is None until the start is known."""
+    """One owned partition. ``position`` is the next offset; it is None until the start is known."""
 
     grant: Grant
     position: int | None
@@ -40,7 +40,7 @@ class HeldPartition:
 
 @dataclass
 class HeldPartitions:
-    """All partitions of one member: the ``Work`` that it drives. ``bell`` rings when the driver should look again."""
+    """The partitions that this member owns: the member starts and stops them, the batch loop takes ranges."""
 
     settings: Settings
     clock: Clock
@@ -155,7 +155,7 @@ class HeldPartitions:
         return found
 
     def owes_output(self) -> bool:
-        """Whether output is committed and perhaps not shown: made here, or left by a last owner and not looked at."""
+        """Whether committed output may not be shown yet: made here, or left by the last owner and not looked at."""
         with self._lock:
             return any(share.unshown or (share.note and not share.ready) for share in self._shares.values())
 
@@ -206,7 +206,7 @@ class HeldPartitions:
                     share.unshown = note
 
     def shown(self, partitions: Iterable[int], note: str) -> None:
-        """What the note names is published: these partitions go on."""
+        """Note that the output of this note is published: these partitions go on."""
         with self._lock:
             for partition in partitions:
                 share = self._shares.get(partition)

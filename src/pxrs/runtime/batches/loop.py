@@ -55,11 +55,11 @@ FIRST_ROWS = 100_000
 """The first batch: large enough to be worth a Spark job, small enough for slow functions."""
 
 _GATHER_SECONDS = 0.003
-"""What is appended to several partitions is seen in one after the other. A moment later it makes one batch, not two."""
+"""Appends to several partitions are seen one after the other. After this pause they make one batch, not two."""
 
 
 class BatchLoop:
-    """Runs batches until it is told to stop. All of it happens in the thread that calls ``run``."""
+    """Runs batches until it is stopped. All of it happens in the thread that calls ``run``."""
 
     def __init__(self, assembly: BatchParts) -> None:
         self._a = assembly
@@ -71,7 +71,7 @@ class BatchLoop:
         self._sink_took = False
 
     def run(self) -> None:
-        """Until stopped, or until an error that nobody can wait for, which is told to ``fail``."""
+        """Run until stopped, or until an error that ends the member, which is given to ``fail``."""
         try:
             while not self._a.is_stopping():
                 self._try_step()
@@ -109,7 +109,7 @@ class BatchLoop:
             self._a.pause.wait(_GATHER_SECONDS)
 
     def _idle_seconds(self) -> float:
-        """Somebody rings when there is work; but a bell may get lost, and a log that is away does not ring."""
+        """The longest sleep: something wakes the loop when there is work, but a wake-up may get lost."""
         waits = (self._a.idle_seconds, self._a.settings.poll_ms / 1000, 1.0 if self._a.shares.troubles() else None)
         return min(seconds for seconds in waits if seconds is not None)
 
@@ -179,7 +179,7 @@ class BatchLoop:
         return None
 
     def _judge(self, batch: Batch, error: BaseException, began: float) -> BaseException | None:
-        """What became of a batch that has failed: the error if it is for its messages to answer for, else None."""
+        """Judge a failed batch: the error if its messages are to blame, else None."""
         if isinstance(error, StopConsuming):
             self._a.stop()
         elif isinstance(error, Fenced):  # a new owner of one of its partitions has cleared the output away
@@ -264,7 +264,7 @@ class BatchLoop:
             discard_quietly(self._a.sink, batch)
 
     def _narrow(self, ranges: Sequence[Range], error: BaseException) -> None:
-        """A batch keeps failing: its halves are batches of their own, until the message that does it stands alone."""
+        """Halve a batch that keeps failing: its halves are batches of their own, until the bad message is alone."""
         if sum(part.rows for part in ranges) == 1:
             self._settle(ranges[0], error)
             return
@@ -278,7 +278,7 @@ class BatchLoop:
                 self._narrow(wanted, failure)
 
     def _settle(self, part: Range, error: BaseException) -> None:
-        """One message fails by itself: let the policy decide."""
+        """Let the policy decide about one message that fails by itself."""
         a = self._a
         where, tries = f"partition {part.partition} offset {part.start}", a.settings.tries
         if not a.shares.is_wanted(part) or not self._may_go_on():

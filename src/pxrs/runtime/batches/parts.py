@@ -1,4 +1,4 @@
-"""What a batch loop works with, put together by the engine that runs it."""
+"""The parts of a batch loop, put together by the engine that runs it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pxrs.settings import Settings
 
 @dataclass
 class BatchParts:
-    """What a batch loop works with."""
+    """The parts that a batch loop works with."""
 
     log: Log
     group: str
@@ -45,7 +45,7 @@ class BatchParts:
     settings: Settings
     clock: Clock
     execute: Callable[[Batch], Any]
-    """From a batch to its output, which goes to the sink if there is one."""
+    """The function from a batch to its output, which goes to the sink if there is one."""
     is_fatal: Callable[[BaseException], bool]
     """Whether an error says that nothing can be executed any more, whatever the messages are."""
     probe: Callable[[Batch], Any]
@@ -58,16 +58,16 @@ class BatchParts:
     fail: Callable[[PxrsError], None]
     report: Report
     max_partitions: int
-    """How many partitions one commit can hold."""
+    """The most partitions that one commit can hold."""
     as_raised: Callable[[BaseException], BaseException] = lambda error: error
-    """What an error of the engine comes down to, if the error of a task arrives as another one."""
+    """The original error of a task, if the engine wraps it in another one."""
     ends: Mapping[int, int] | None = None
-    """Where each partition ends for this loop; None: where its log ends, and that may grow."""
+    """The end of each partition for this loop; None: the end of its log, which may grow."""
     is_over: Callable[[], bool] = lambda: False
     """Asked when there is nothing to do: whether all that was wanted is done."""
     is_stopping: Callable[[], bool] = lambda: False
     idle_seconds: float | None = None
-    """How long an idle loop sleeps at most before it asks ``is_over`` again."""
+    """The longest sleep of an idle loop before it asks ``is_over`` again."""
     pause: threading.Event = field(default_factory=threading.Event)
 
     def recover(self, share: HeldPartition) -> int:
@@ -107,7 +107,7 @@ class BatchParts:
 
 
 def batch_facts(batch: Batch, outcome: str, began: float, executed: float, now: float) -> dict[str, Any]:
-    """What is reported of one try of a batch."""
+    """The facts that are reported of one try of a batch."""
     return {
         "member": batch.member,
         "batch": batch.number,

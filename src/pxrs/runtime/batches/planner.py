@@ -1,4 +1,4 @@
-"""Which messages the next batch takes. Used by pipelines and by streaming queries."""
+"""Plans which messages the next batch takes. Used by pipelines and by streaming queries."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pxrs.runtime.ports.events import Report
 from pxrs.settings import Settings
 
 Waiting = Mapping[Grant, tuple[int, int]]
-"""What each partition has to offer: from which offset to which."""
+"""The waiting messages of each partition: from which offset to which."""
 
 
 @dataclass
 class BatchPlanner:
-    """Looks at the log and at the partitions in hand. It writes nothing but where a partition begins."""
+    """Looks at the log and at the owned partitions. It writes nothing but the start of a partition."""
 
     log: Log
     held: HeldPartitions
@@ -33,20 +33,20 @@ class BatchPlanner:
     submit: Submit
     report: Report
     start_of: Callable[[HeldPartition], int]
-    """Where a partition that was just claimed begins."""
+    """The start of a partition that was just claimed."""
     end_of: Callable[[int, int], int]
-    """Up to where a partition is read, of which the log ends there."""
+    """The end up to which a partition is read, where that is not the log's end."""
     most: int
-    """How many partitions one commit can hold."""
+    """The most partitions that one commit can hold."""
     logger: logging.Logger
     ask_all_seconds: float
-    """So often every log is asked for its end, whatever it has told: a bell may get lost."""
+    """The interval at which every log is asked for its end, whatever it has reported: a wake-up may get lost."""
     lag: int = 0
     ends: dict[int, int] = field(default_factory=dict)
-    """Where the logs of the partitions in hand ended when last looked at."""
+    """The ends of the logs of owned partitions, when they were last looked at."""
     _watched: dict[Grant, Callable[[], None]] = field(default_factory=dict)
     _grown: set[int] = field(default_factory=set)
-    """Partitions whose log must be asked for its end: it has told that it grew, or was not asked yet."""
+    """Partitions whose log must be asked for its end: it has reported growth, or was not asked yet."""
     _ask_all_at: float = 0.0
     _turn: int = 0
 
@@ -65,7 +65,7 @@ class BatchPlanner:
         return found
 
     def choose(self, waiting: Waiting, limit: Callable[[int], int]) -> list[Range]:
-        """The ranges of the next batch, in fair parts; ``limit`` says how many of so many messages it may take."""
+        """Choose the ranges of the next batch, in fair parts; ``limit`` is the function for the number of messages."""
         counts = {grant: end - start for grant, (start, end) in waiting.items() if end > start}
         chosen, self._turn = take_turns(list(counts), self.most, self._turn)
         rows = limit(sum(counts[grant] for grant in chosen))
@@ -114,7 +114,7 @@ class BatchPlanner:
         return trouble is None
 
     def _offer(self, grant: Grant, position: int) -> tuple[int, int] | None:
-        """What a partition has to offer, behind what was deleted meanwhile; None: nothing, or it cannot be told now."""
+        """The waiting messages of a partition, behind deleted ones; None: nothing, or it is not known now."""
         number = grant.partition
         if number not in self._grown and self.ends.get(number) == position:
             return None
@@ -156,7 +156,7 @@ def range_of(grant: Grant, start: int, rows: int) -> Range:
 
 
 def can_answer(log: Log) -> bool:
-    """Whether the log can be asked at all; where its partitions are is told when they are."""
+    """Whether the log can be asked at all; its partitions are looked at later."""
     try:
         log.bounds(0)
     except Exception:

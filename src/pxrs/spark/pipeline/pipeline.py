@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from pxrs.spark.read.task import MapArrow
 
 RECENT = 100
-"""How many batches ``recent`` remembers."""
+"""The number of batches that ``recent`` remembers."""
 LOOK_SECONDS = 0.2
-"""How often a pipeline that runs until the end looks whether the others have reached it."""
+"""The interval at which a pipeline that runs until the end checks whether the other members have reached it."""
 STOP = "stop the pipeline first (pipeline.stop()), then call spark.stop()"
 LAST_SECONDS = 10.0
-"""How long a batch that nobody waits for any more may take to notice it."""
+"""The time that a batch may take to notice that nobody waits for it any more."""
 
 Places = Place | Mapping[int, Place]
 
@@ -79,7 +79,7 @@ class Pipeline:
         progress: bool | None = None,
     ) -> None:
         self.recent: deque[Mapping[str, Any]] = deque(maxlen=RECENT)
-        """The last batches, as ``report("batch", facts)`` has told them."""
+        """The last batches, as ``report("batch", facts)`` has reported them."""
         check_session(spark, "Pipeline")
         check_sink(sink)
         if not isinstance(queue, Queue):
@@ -158,7 +158,7 @@ class Pipeline:
 
     @property
     def error(self) -> PxrsError | None:
-        """What has ended this pipeline, if something went wrong."""
+        """The error that has ended this pipeline, if any."""
         return self._life.error
 
     @property
@@ -180,12 +180,12 @@ class Pipeline:
 
     @property
     def tally(self) -> Counters:
-        """What was handled, retried, skipped and dead-lettered so far."""
+        """The numbers of handled, retried, skipped and dead-lettered messages so far."""
         return self._shares.tally()
 
     @property
     def meter(self) -> Meter:
-        """This pipeline's metrics."""
+        """The metrics of this pipeline."""
         return self._life.meter
 
     def __repr__(self) -> str:
@@ -276,7 +276,7 @@ class Pipeline:
         self._conclude()
 
     def _is_warm(self) -> bool:
-        """Get Spark ready before the group hears of this member: nothing waits for it meanwhile."""
+        """Get Spark ready before this member joins the group: no partition waits for it meanwhile."""
         try:
             self._runner.warm_up()
         except Exception as error:
@@ -323,12 +323,12 @@ def _end_threads() -> list[threading.Thread]:
 
 
 def _each(places: Places, partitions: Iterable[int]) -> dict[int, Place]:
-    """One place for all of these partitions, or a place for each that is named."""
+    """Give each partition its start: one value for all, or a mapping."""
     return dict(places) if isinstance(places, Mapping) else dict.fromkeys(partitions, places)
 
 
 def start_of(group: GroupHandle, start: Places, partition: int) -> int:
-    """Where a partition without a checkpoint begins; one that the mapping does not name, at its beginning."""
+    """The start of a partition without a checkpoint; one that the mapping does not name starts at its beginning."""
     place = start.get(partition, "earliest") if isinstance(start, Mapping) else start
     return group.resolve({partition: place})[partition]
 
@@ -337,7 +337,7 @@ def start_of(group: GroupHandle, start: Places, partition: int) -> int:
 
 
 def live_line(wanted: bool | None, clock: Clock, out: TextIO | None = None) -> list[Report]:
-    """The listener that draws the line: if it is wanted, and by default wherever somebody can look at it."""
+    """The listener that draws the progress line: if it is asked for, and by default on a terminal."""
     terminal = out or sys.stderr
     shown = terminal.isatty() if wanted is None else wanted
     return [_LiveLine(terminal, clock)] if shown else []
@@ -376,7 +376,7 @@ class _LiveLine:
 
 
 def line(facts: Mapping[str, Any], total: int) -> str:
-    """One batch as a person wants to see it."""
+    """One batch in a line for people."""
     seconds = max(facts["seconds"], 1e-6)
     return (
         f"{facts['member']}: batch {facts['batch']} {facts['outcome']}, {facts['rows']:,} rows in {seconds:.2f} s "

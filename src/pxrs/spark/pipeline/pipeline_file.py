@@ -45,12 +45,12 @@ _TEXTS = ("queue", "registry", "group", "member")
 _FUNCTIONS = ("process", "map_arrow")
 _EXTRA = {"pyspark", "py4j", "pandas"}
 _MISTYPED = 0.8
-"""How much a name of a Python file must resemble a known one to be taken for a slip; 1 is equal."""
+"""The least likeness of a name in a Python file and a known one to be taken for a slip; 1 is equal."""
 
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """What a pipeline is made of. ``source`` is the file, for errors; ``spark`` holds arguments of ``session``."""
+    """The parts of a pipeline. ``source`` is the file, for errors; ``spark`` holds arguments of ``session``."""
 
     source: str
     queue: str | None = field(default=None, repr=False)  # this, registry and sink may hold a password
@@ -86,7 +86,7 @@ class PipelineSpec:
             raise BadSetting(f"{self.source}: {name} = {getattr(self, name)!r}: {needed}")
 
     def with_(self, **wishes: Any) -> PipelineSpec:
-        """With what was asked for elsewhere; None is no wish. ``master`` and ``ui`` are Spark's."""
+        """Override parts by other arguments; None changes nothing. ``master`` and ``ui`` are Spark's."""
         said = {name: value for name, value in wishes.items() if value is not None}
         spark = {name: said.pop(name) for name in _SPARK if name in said}
         return replace(self, spark={**self.spark, **spark}, **said)
@@ -122,7 +122,7 @@ def load_spec(path: str) -> PipelineSpec:
 
 
 def _keys_of(found: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """What a YAML file says. Empty values say nothing."""
+    """Read the keys of a YAML file. Empty values count as missing."""
     _check_known(found, _KEYS, path)
     values = {name: value for name, value in found.items() if value is not None}
     for name in _FUNCTIONS:
@@ -132,7 +132,7 @@ def _keys_of(found: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _names_of(module: ModuleType, path: str) -> dict[str, Any]:
-    """What a Python file says. It has names of its own besides; those that look mistyped are refused."""
+    """Read the names of a Python file. It may have other names; those that look mistyped are refused."""
     values = {name: value for name, value in vars(module).items() if name in _KEYS and value is not None}
     unset = [name for name in _KEYS if name not in values]
     for name, value in vars(module).items():
@@ -174,7 +174,7 @@ def _check_sink(sink: Any, source: str) -> None:
 
 
 def _places(start: Any, path: str) -> Any:
-    """Where to begin: times may be written as text."""
+    """The start of a new group: times may be written as text."""
     if isinstance(start, Mapping):
         return {partition: _places(place, path) for partition, place in start.items()}
     if not isinstance(start, str) or start in ("earliest", "latest"):
@@ -258,7 +258,7 @@ def module_of(path: str) -> ModuleType:
 
 
 def function_of(words: str, directory: str, where: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names; the module may stand in ``directory``. ``where`` is for errors."""
+    """Find the function that ``module:function`` names; the module may be in ``directory``. ``where`` is for errors."""
     module, colon, name = words.partition(":")
     if not (module and colon and name):
         raise BadSetting(f"{where} = {words!r}: write module:function")
@@ -276,7 +276,7 @@ def function_of(words: str, directory: str, where: str) -> Callable[..., Any]:
 
 @contextmanager
 def _beside(directory: str, where: str) -> Iterator[None]:
-    """Imports find what stands in this directory, now and later; what is loaded from it travels by value."""
+    """Let imports find the modules of this directory, now and later; they travel to workers by value."""
     before = set(sys.modules)
     if directory not in sys.path:
         sys.path.insert(0, directory)
@@ -304,7 +304,7 @@ def _let_travel(modules: list[ModuleType], directory: str) -> None:
 
 
 def _is_in(module: ModuleType, directory: str) -> bool:
-    """Whether a module, or a package, stands directly in a directory."""
+    """Whether a module, or a package, is directly in a directory."""
     path = os.path.abspath(getattr(module, "__file__", None) or "")
     home = os.path.dirname(path)
     return directory == (os.path.dirname(home) if os.path.basename(path) == "__init__.py" else home)

@@ -1,4 +1,4 @@
-"""One batch on Spark: read the ranges, run the user's functions, hand the output on. In the driver's own thread."""
+"""Runs one batch on Spark, in the driver's thread: reads ranges, calls the user's functions, hands the output on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Runner:
         self._fast_rows = fast_rows
         self._running: str | None = None
         self.passed_over = 0
-        """How many messages of the last batch were for other groups; what tasks pass over is not counted."""
+        """The number of messages of the last batch for other groups; those that tasks pass over are not counted."""
 
     def execute(self, batch: Batch) -> Any:
         """The output of a batch: a DataFrame, or an Arrow table; None without a sink."""
@@ -88,7 +88,8 @@ class Runner:
         raise BadSetting("process returned a DataFrame, and there is no sink= to write it: nothing would be computed")
 
     def _for_tasks(self, batch: Batch) -> tuple[Slice, ...] | None:
-        """What tasks read of a batch; None if it is small, or in this process' memory: then it is read here."""
+        """The slices of a batch that tasks read; None if it is small, or in this process' memory: then it is read here.
+        """
         with reading():
             slices = slices_for_tasks(self._log, batch.ranges)
         if slices is None or batch.rows > self._fast_rows:
@@ -97,7 +98,7 @@ class Runner:
         return slices if size > FAST_BYTES else None
 
     def _label(self, batch: Batch) -> None:
-        """What the Spark UI shows beside the jobs of this batch."""
+        """The label of this batch's jobs in the Spark UI."""
         text = f"{batch.group}: batch {batch.number}, {batch.rows} rows of {len(batch.ranges)} partitions"
         self._spark.sparkContext.setJobGroup(batch.name, text)
 
@@ -123,7 +124,7 @@ class Runner:
         return output
 
     def cancel(self) -> None:
-        """Nobody waits for the running batch any more: end its jobs."""
+        """End the jobs of the running batch: nobody waits for it any more."""
         if self._running is not None:
             with suppress(Exception):  # Spark may be gone already, and with it all that could be cancelled
                 self._spark.sparkContext.cancelJobGroup(self._running)
@@ -145,7 +146,7 @@ def _compute(df: DataFrame) -> None:
 
 
 def about(spark: SparkSession) -> dict[str, str]:
-    """What the group's table shows of a Spark application."""
+    """The columns of a Spark application in the group's table."""
     context = spark.sparkContext
     pid = context._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]  # a live session has a JVM
     return {"engine": "spark", "app": context.applicationId, "ui": context.uiWebUrl or "", "jvm": str(pid)}
@@ -175,7 +176,8 @@ def as_raised(error: BaseException) -> BaseException:
 
 
 def _text_of_worker(error: BaseException) -> str:
-    """What a Python worker of Spark has said; "" if the error is of another kind, whatever its text looks like."""
+    """The text of an error of Spark's Python worker; "" if the error is of another kind, whatever its text looks like.
+    """
     for kind in type(error).__mro__:
         if kind.__name__ == "PythonException" and kind.__module__.startswith("pyspark.errors."):
             return str(error)

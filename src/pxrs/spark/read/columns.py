@@ -31,13 +31,13 @@ TYPES: dict[str, pa.DataType] = {
 """All columns in their order, with the Arrow types that Spark makes of its own."""
 
 PLAIN = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-"""What Kafka's source has, and ours when nothing else is asked for."""
+"""The default columns: those of Kafka's source."""
 
 IDENTITY = ("id", "tenant", "epoch")
 NEVER_NULL = frozenset({"value", "topic", "partition", "offset", "timestamp", "timestampType", "epoch"})
 
 CHUNK_ROWS = 16_384
-"""How many rows one constant column is built for; longer ones are built apart."""
+"""The rows of a constant column that is built once; longer ones are built apart."""
 
 
 def check_columns(names: Iterable[str] | None) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def check_columns(names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """A hint for whoever has mistyped a name."""
+    """A hint for a mistyped name."""
     lowered = {word.lower(): word for word in known}
     close = difflib.get_close_matches(str(name).lower(), lowered, n=1)
     return f" (did you mean {lowered[close[0]]!r}?)" if close else ""

@@ -77,14 +77,14 @@ def frame(
 
 
 class FrameSpec(NamedTuple):
-    """What a frame holds, checked: the columns that are read, or what a function makes of them."""
+    """The checked parts of a frame: the columns that are read, or what a function makes of them."""
 
     reading: ReadSpec
     schema: StructType
     map_arrow: MapArrow | None
 
     def of_group(self, reader: Reader) -> FrameSpec:
-        """The same for a group, without what it passes over."""
+        """The frame of a group, without the messages that it passes over."""
         return self._replace(reading=self.reading._replace(reader=reader))
 
 
@@ -98,7 +98,7 @@ def frame_spec(
 
 
 def slices_for_tasks(log: Log, ranges: Iterable[Range]) -> tuple[Slice, ...] | None:
-    """What tasks read; None where they cannot: a log in memory refuses to say where its pieces are."""
+    """The slices that tasks read; None where they cannot: a log in memory refuses to say where its pieces are."""
     try:
         return slices_of(log, ranges)
     except Refused:
@@ -112,7 +112,7 @@ def frame_of(spark: SparkSession, slices: Iterable[Slice], spec: FrameSpec, task
 
 
 def nothing(spark: SparkSession, spec: FrameSpec) -> DataFrame:
-    """No messages, read by a task all the same: what a frame needs besides messages must be there for this one too."""
+    """A frame without messages, read by a task all the same: everything else that a frame needs must be there."""
     return _load(spark, ((),), spec)
 
 
@@ -148,7 +148,7 @@ def log_of(queue: Queue | Log) -> Log:
 
 
 def _pickled(map_arrow: MapArrow) -> bytes:
-    """By itself, so that a function that cannot travel is told apart from what else might fail."""
+    """Pickle the function by itself, so that one that cannot travel has an error of its own."""
     try:
         pickled: bytes = cloudpickle.dumps(map_arrow)  # type: ignore[no-untyped-call]  # pyspark has it untyped
     except Exception as error:
@@ -186,8 +186,9 @@ def _part(part: Slice, piece: Piece) -> SealedPart:
 
 
 def read_sealed(spark: SparkSession, parts: Sequence[SealedPart], spec: FrameSpec) -> DataFrame:
-    """One scan over all files; one for each partition if rows must tell theirs. Spark would read the paths of files
-    for that, also where the column is not used in the end: only very many partitions are worth it."""
+    """Scan all files at once; or one scan for each partition if rows must name theirs. Spark would read the paths of
+    files for that, even for an unused column: only very many partitions are worth it.
+    """
     groups: list[Sequence[SealedPart]] = [parts]
     if not _BY_PARTITION.isdisjoint(spec.reading.columns):
         apart = [list(group) for _, group in groupby(sorted(parts), key=lambda part: part.partition)]
@@ -209,7 +210,7 @@ def _read(spark: SparkSession, parts: Sequence[SealedPart], spec: ReadSpec) -> D
 
 
 def _scan(spark: SparkSession, parts: Sequence[SealedPart]) -> DataFrame:
-    """Whatever the session says of missing and damaged files: no message is passed over in silence."""
+    """Scan files with fixed rules for missing and damaged ones: no message is left out in silence."""
     options = {_VERIFY: True, "ignoreMissingFiles": False, "ignoreCorruptFiles": False}
     return spark.read.schema(_STORED).options(**options).parquet(*(_escaped(part.path) for part in parts))
 
@@ -226,7 +227,7 @@ def _wanted(part: SealedPart) -> Column:
 
 
 def _meant_for(reader: Reader) -> Column:
-    """What ``Reader.is_meant`` says, for the JVM: the mark in the headers names no other group of this log."""
+    """``Reader.is_meant`` for the JVM: the header of a message names no other group of this log."""
 
     def is_for_another(header: Column) -> Column:
         words = F.split(header["value"].cast("string"), "/")
@@ -243,7 +244,7 @@ def _constants(topic: str, parts: Sequence[SealedPart]) -> dict[str, Column]:
 
 
 def _by_partition(values: dict[int, int], kind: str) -> Column:
-    """What stands for the partition that a row is from."""
+    """The expression for the partition of a row."""
     if len(set(values.values())) == 1:
         return F.lit(next(iter(values.values()))).cast(kind)
     number = F.regexp_extract("_metadata.file_path", r"/partition-(\d+)/[^/]+$", 1).cast("int")
@@ -311,7 +312,7 @@ def _output_schema(names: tuple[str, ...], map_arrow: MapArrow | None, schema: S
 
 
 def _schema_from(map_arrow: MapArrow, columns: tuple[str, ...]) -> pa.Schema:
-    """What the function makes of a batch without rows is what it makes of any."""
+    """The schema of a function's result, from its result for a batch without rows."""
     empty = pa.RecordBatch.from_pylist([], schema=schema_of(columns))
     try:
         answer = next(iter(results(map_arrow(empty))), None)

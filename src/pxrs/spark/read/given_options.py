@@ -18,7 +18,7 @@ class GivenOptions:
     """The texts by name. Spark hands the names over in lower case."""
 
     def __init__(self, options: Mapping[str, str], known: Iterable[str], why_not: Callable[[str], str]) -> None:
-        """``why_not`` says why an option cannot stand here, behind "option 'x'"."""
+        """``why_not`` says why an option cannot be given here, behind "option 'x'"."""
         names = {name.lower(): name for name in known}
         self.texts: dict[str, str] = {}
         for key, text in options.items():
@@ -46,7 +46,7 @@ class GivenOptions:
         return self.texts.get(name)
 
     def word(self, name: str, words: tuple[str, ...]) -> str:
-        """One of these words; the first if there is none."""
+        """One of these words; the first if none is given."""
         text = self.texts.get(name, words[0]).strip().lower()
         if text not in words:
             raise self.bad(name, " or ".join(words))

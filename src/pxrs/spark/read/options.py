@@ -46,7 +46,7 @@ EARLIEST, LATEST = -2, -1
 
 
 class Bound(NamedTuple):
-    """Where reading starts or ends: offsets (EARLIEST, LATEST) or times in ms, for all partitions or for each."""
+    """The start or end of reading: offsets (EARLIEST, LATEST) or times in ms, for all partitions or for each."""
 
     option: str
     value: int | dict[int, int]
@@ -75,7 +75,7 @@ MAX_DELAY_MS = 15 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the options ask for, before the log was looked at."""
+    """The options of a read, parsed, before the log is looked at."""
 
     log: str = field(repr=False)  # it may hold a password
     topics: dict[str, str]
@@ -93,7 +93,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """What a stream asks for: what to read, how much at a time, and which group to do it in."""
+    """The options of a stream: what to read, how much at a time, and in which group."""
 
     read: Request
     group: str | None
@@ -103,17 +103,17 @@ class StreamRequest:
     min_rows: int | None
     max_delay_ms: int
     settings: dict[str, Any]
-    """By their names in pxrs.Settings."""
+    """The settings by their names in pxrs.Settings."""
 
 
 def parse(options: Mapping[str, str]) -> Request:
-    """What these options of a batch read ask for. A wrong one is refused by its name."""
+    """Parse the options of a batch read. A wrong one is refused by its name."""
     given = _ReadOptions(options, _KNOWN, _NOT_IN_BATCH)
     return _request(given, given.bound("starting", EARLIEST), given.bound("ending", LATEST))
 
 
 def parse_stream(options: Mapping[str, str]) -> StreamRequest:
-    """What these options of a stream ask for. A wrong one is refused by its name."""
+    """Parse the options of a stream. A wrong one is refused by its name."""
     given = _ReadOptions(options, (*_STREAM, *SETTINGS), _NOT_IN_STREAM)
     group = given.text("pxrs.group.id")
     start = given.bound("starting", LATEST if group is None else EARLIEST, either=True)
@@ -143,7 +143,7 @@ def _check_group(found: StreamRequest) -> None:
 
 
 def check_read(options: Mapping[str, str]) -> Request:
-    """What a read asks for of which is not known yet whether it is a batch or a stream: refused if neither fits."""
+    """Check options before it is known whether the read is a batch or a stream: refused if they fit neither."""
     lowered = {name.lower() for name in options}
     if lowered & {name.lower() for name in (*_STREAM_ONLY, *SETTINGS)}:
         return parse_stream(options).read
@@ -201,7 +201,7 @@ class _ReadOptions(GivenOptions):
         return tuple(sorted(set(found)))
 
     def bound(self, which: Literal["starting", "ending"], default: int, either: bool = False) -> Bound:
-        """Where to start or end. All that is given is checked, also what something else goes before."""
+        """The start or the end of reading. All options are checked, also those that another one overrides."""
         offsets = self._offsets(f"{which}Offsets", default, {default} if not either else {EARLIEST, LATEST})
         by_partition, everywhere = f"{which}OffsetsByTimestamp", f"{which}Timestamp"
         found: Bound = Bound(f"{which}Offsets", offsets)
@@ -237,7 +237,7 @@ class _ReadOptions(GivenOptions):
         return {int(key): value for key, value in found.items()}
 
     def _of_topic(self, name: str, example: str) -> Any:
-        """What the JSON text of an option says about its one queue."""
+        """The value for its one queue in the JSON text of an option."""
         try:
             content = json.loads(self.texts[name])
         except ValueError as error:

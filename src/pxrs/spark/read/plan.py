@@ -1,4 +1,4 @@
-"""What a Spark job reads, decided in the driver: travels to the tasks, and holds nothing but files and offsets."""
+"""The plan of a Spark job, made in the driver: it travels to the tasks, and holds nothing but files and offsets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Slice(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which columns of a queue are read, and by which task which slices."""
+    """The columns of a queue that are read, and the slices that each task reads."""
 
     topic: str
     columns: tuple[str, ...]
@@ -73,7 +73,7 @@ def _shown(part: Range) -> str:
 
 
 def spread(slices: Iterable[Slice], tasks: int) -> tuple[tuple[Slice, ...], ...]:
-    """Who reads what: at most so many tasks, with about as many rows each, and a partition in one of them only."""
+    """Share the slices out: at most this many tasks, with about as many rows each, a partition in only one of them."""
     if tasks < 1:
         raise BadSetting(f"tasks = {tasks!r}: at least 1")
     by_partition: dict[int, list[Slice]] = {}
@@ -89,7 +89,7 @@ def slices_of(log: Log, parts: Iterable[Range]) -> tuple[Slice, ...]:
 
 
 def pack(rows: Mapping[int, int], tasks: int) -> list[list[int]]:
-    """Partitions, by how many rows each has, shared out over at most so many tasks, evenly by rows.
+    """Share partitions out over at most this many tasks, evenly by rows.
 
     A partition is never split, so its order is kept. The heaviest is placed first, each where there is least so far.
     """

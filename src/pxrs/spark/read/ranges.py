@@ -1,4 +1,4 @@
-"""From what the options ask for to exact ranges, by looking at the log; and how tasks share them."""
+"""Turns the options of a read into exact ranges, by looking at the log; and shares them out to tasks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_queue(request: Request) -> None:
 
 
 def plan_request(request: Request, columns: tuple[str, ...]) -> Plan:
-    """Look at the log and decide who reads what."""
+    """Look at the log and decide which task reads what."""
     with closing(open_log(request.log)) as log:
         parts = split(ranges_of(request, log), request.min_tasks, request.max_rows)
         return Plan(log.identity.name, columns, tuple(slices_of(log, [part]) for part in parts))
@@ -66,7 +66,7 @@ def _check_covered(bound: Bound, chosen: tuple[int, ...]) -> None:
 
 
 def ranges_of(request: Request, log: Log) -> list[Range]:
-    """What is to be read of each partition; empty ranges are left out."""
+    """The range of each partition that is read; empty ranges are left out."""
     found = (_range(request, log, partition) for partition in partitions_of(request, log))
     return [part for part in found if part.rows]
 
@@ -113,7 +113,7 @@ def split(ranges: list[Range], min_tasks: int | None, max_rows: int | None) -> l
 
 
 def _cut(part: Range, count: int) -> Iterator[Range]:
-    """The range in so many pieces of about one size."""
+    """Cut the range into this many pieces of about one size."""
     edges = [part.start + part.rows * number // count for number in range(count + 1)]
     for start, end in pairwise(edges):
         yield part._replace(start=start, end=end)

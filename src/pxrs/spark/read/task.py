@@ -29,11 +29,11 @@ MapArrow = Callable[[pa.RecordBatch], Any]
 
 
 Stored = Callable[[Slice], Iterable[pa.RecordBatch]]
-"""How the stored batches of a slice are got at: from its pieces, or from an open log."""
+"""The function that reads the stored batches of a slice: from its pieces, or from an open log."""
 
 
 class ReadSpec(NamedTuple):
-    """Which columns of which queue are read, and with which schema the batches come out.
+    """The columns and the queue that are read, and the schema of the batches.
 
     ``reader``: the group that reads. It passes over dead letters that were sent again for another one.
     """
@@ -45,11 +45,11 @@ class ReadSpec(NamedTuple):
 
 
 Arrival = tuple[Callable[..., "TaskReader"], tuple[ReadSpec, bytes | None]]
-"""What is pickled: how a worker gets its reader."""
+"""The pickled function by which a worker gets its reader."""
 
 
 class TaskReader:
-    """What reaches the executors: how to turn slices into batches, and the user's function, if there is one."""
+    """The code that travels to executors: it turns slices into batches, and calls the user's function, if any."""
 
     def __init__(self, reading: ReadSpec, function: bytes | None = None) -> None:
         self.reading = reading
@@ -59,7 +59,7 @@ class TaskReader:
         return TaskReader, (self.reading, self.function)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """All batches of one task. Spark hands in what was planned for it: slices in order; None if nothing was."""
+        """Read the batches of one task. Spark hands in its slices in order; None if it has none."""
         return self.batches(partition.value or ())
 
     def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
@@ -111,7 +111,7 @@ def _shaped(reading: ReadSpec, part: Slice, stored: Stored, schema: pa.Schema) -
 
 
 def coalesced(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order; small neighbours put together, large ones passed on without a copy."""
+    """The same rows in the same order; small neighbours are joined, large ones passed on without a copy."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -135,7 +135,7 @@ def _is_large(batch: pa.RecordBatch) -> bool:
 
 
 def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """One batch of all these, copied."""
+    """Copy all these batches into one."""
     arrays = [pa.concat_arrays([batch.column(at) for batch in batches]) for at in range(len(schema))]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -144,7 +144,7 @@ def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBat
 
 
 def call(function: MapArrow, batch: pa.RecordBatch, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
-    """What the function makes of a batch, as the schema wants it; nothing for None and for empty batches."""
+    """Call the function on a batch and shape the result by the schema; nothing for None and for empty batches."""
     try:
         for result in results(function(batch)):
             if result.num_rows:
@@ -198,7 +198,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _without_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Where none were declared, that is: the JVM trusts the declaration and would show a value for a null."""
+    """Refuse nulls in columns declared without: the JVM trusts the declaration and would show a value for a null."""
     for field, array in zip(batch.schema, batch.columns, strict=True):
         if not field.nullable and array.null_count:
             raise Refused(f"map_arrow returned a null in {field.name!r}, which was declared not to have any")

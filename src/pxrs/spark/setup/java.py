@@ -67,7 +67,7 @@ def _on_path() -> str | None:
 
 
 def _home_of(java: str) -> str:
-    """Where this Java says that it lives; behind links and shims that is elsewhere than it was found."""
+    """The home directory that this Java names; behind links and shims it differs from the path."""
     command = [java, "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

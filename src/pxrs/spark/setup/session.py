@@ -64,7 +64,7 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _asked(master: str | None, ui: bool, memory: str, config: Mapping[str, object]) -> dict[str, str]:
-    """What the caller has said, other than the defaults, by Spark's names."""
+    """The settings that the caller has named, by Spark's names."""
     said: dict[str, object] = {"spark.master": master} if master else {}
     said |= {"spark.ui.enabled": True} if ui else {}
     said |= {"spark.driver.memory": memory} if memory != MEMORY else {}
@@ -76,7 +76,7 @@ def _text(value: object) -> str:
 
 
 def _running(asked: Mapping[str, str]) -> SparkSession:
-    """The session that runs already, with those settings that can change; the others are told."""
+    """The session that runs already, with those settings that can change; a warning names the others."""
     spark = SparkSession.builder.getOrCreate()
     fixed = []
     for key, value in asked.items():
@@ -94,7 +94,7 @@ def _running(asked: Mapping[str, str]) -> SparkSession:
 
 
 def _preset() -> dict[str, str | None]:
-    """What was decided outside of this program: by spark-submit, by its arguments, or by spark-defaults.conf."""
+    """The settings made outside of this program: by spark-submit, by its arguments, or by spark-defaults.conf."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM, and this program in it
         SparkContext._ensure_initialized()
         return dict(SparkConf().getAll())
@@ -221,7 +221,7 @@ def start_of_spark() -> Iterator[None]:
 
 @contextmanager
 def _listening(listener: _CtrlC) -> Iterator[None]:
-    """Only in the main thread, and only where nobody else wants to hear of Ctrl-C."""
+    """Listen for Ctrl-C: only in the main thread, and only if no other code does."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

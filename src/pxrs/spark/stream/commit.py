@@ -1,4 +1,4 @@
-"""The fenced commit of a streaming query's batches, whoever does it: the driver's ``fenced``, or the ``pxrs`` writer.
+"""The fenced commit of a streaming query's batches, by the driver's ``fenced`` or by the ``pxrs`` writer.
 
 Both know the plan of a batch from Spark's offset log, and from the source's sheet the epochs under which it runs.
 Output is staged, the checkpoints are committed with these epochs, and by that the output is published.
@@ -24,7 +24,7 @@ from pxrs.spark.stream.side_files import Sheet, SideFiles, SinkReport
 logger = logging.getLogger("pxrs.stream")
 
 PATIENCE_SECONDS = 60.0
-"""How long a registry that does not answer is asked again before the query fails."""
+"""The time for which a registry that does not answer is asked again, before the query fails."""
 
 
 class Fencing:
@@ -38,7 +38,7 @@ class Fencing:
     def carry_out(
         self, registry: Registry, files: SideFiles, planned: Planned, number: int, output: Callable[[Batch], Any]
     ) -> None:
-        """One batch. ``output`` is asked what it gives when its ranges are known; then it is committed."""
+        """Carry out one batch. ``output`` is called when its ranges are known; then the result is committed."""
         files.write_mark(SinkReport(self._sink is not None))
         sheet = sheet_of(files, planned)
         batch = Batch(planned.queue, planned.log, planned.group, sheet.owner(planned), number, sheet.ranges)

@@ -50,7 +50,7 @@ def fenced(
 
 
 class FencedBatches:
-    """What stands behind one foreachBatch: it lives as long as its query, in the user's own process."""
+    """The function behind one foreachBatch: it lives as long as its query, in the user's own process."""
 
     def __init__(self, fn: Callable[..., Any] | None, sink: Sink | None, queue: Queue | None) -> None:
         self._process = taking(fn, 2)
@@ -64,7 +64,7 @@ class FencedBatches:
         self._warned = False
 
     def run(self, df: DataFrame, number: int) -> None:
-        """One micro-batch. Spark calls it in the driver's Python, when the offset log has the plan."""
+        """Run one micro-batch. Spark calls it in the driver's Python, when the offset log has the plan."""
         query = self._query = running_query(df, self._query)
         source = query.source(number)
         planned = source.planned
@@ -86,7 +86,7 @@ class FencedBatches:
         return found
 
     def _open(self, options: dict[str, str]) -> Queue:
-        """The source's queue, opened here once: its options stand in the query's plan, which is in this machine."""
+        """Open the source's queue, once: its options are in the query's plan, which is in this machine."""
         if self._opened is None or self._opened[0] != options:
             queue = open_for(parse_stream(options))
             weakref.finalize(self, queue.close).atexit = False  # with the query's function, and nobody waits at the end
@@ -136,7 +136,7 @@ def running_query(df: DataFrame, last: RunningQuery | None) -> RunningQuery:
 
 
 class RunningQuery:
-    """One run of a query. Only in the calls of a foreachBatch function, and only in their thread."""
+    """One run of a query. For the calls of a foreachBatch function, in their thread only."""
 
     def __init__(self, session: Any, name: str) -> None:
         self.name = name
@@ -184,8 +184,8 @@ class RunningQuery:
                 yield {name.lower(): str(entries.get(name)) for name in _names(entries.keySet().iterator())}
 
     def _offsets(self, batch: int) -> list[Any]:
-        """What stands in Spark's offset log about a batch: the offset of each source; None if it has none yet, or one
-        of another kind."""
+        """Read a batch in Spark's offset log: the offset of each source; None without one, or for one of another kind.
+        """
         if self._known[0] != batch:
             self._known = batch, list(self._read_offsets(batch))
         return self._known[1]
@@ -228,7 +228,7 @@ WARNING = (
     "batch into a fenced sink"
 )
 _STATEFUL = re.compile(r"~(Aggregate|Deduplicate\w*|FlatMapGroups\w*WithState|TransformWithState\w*) ")
-"""How operators that keep state stand in the plan of a stream; "~" marks what is streaming."""
+"""The names of operators that keep state in the plan of a stream; "~" marks what is streaming."""
 
 
 def state_in(plan: str) -> str | None:

@@ -33,12 +33,12 @@ from pxrs.spark.stream.plain_reader import IDLE_SECONDS, Limits, StreamReader
 from pxrs.spark.stream.side_files import Identity, Sheet, SideFiles, SourceConfig
 
 FIRST_CLAIMS_SECONDS = 2.0
-"""How long a new query waits for its first partitions before it answers; without them its first batch is empty."""
+"""The time that a new query waits for its first partitions before it answers; without them its first batch is empty."""
 
 
 @dataclass
 class Life:
-    """What exists from the first question on: the member, what it plans with, and the files beside it."""
+    """The parts that exist from the first question on: the member, its planner, and the side files."""
 
     member: StreamMember
     planner: StreamPlanner
@@ -50,11 +50,11 @@ class Life:
     last: Identity | None = None
     """The batch that was over last."""
     unsaved: dict[Grant, int] = field(default_factory=dict)
-    """What was done of it, and does not stand in the registry yet."""
+    """The offsets that are done, and not in the registry yet."""
 
 
 class GroupReader(StreamReader):
-    """What Spark asks of a query with ``pxrs.group.id``."""
+    """Answers Spark's questions for a query with ``pxrs.group.id``."""
 
     def __init__(self, request: StreamRequest, reading: ReadSpec) -> None:
         super().__init__(request, reading)
@@ -77,7 +77,7 @@ class GroupReader(StreamReader):
     # ---- Spark's questions ------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Nothing is planned yet; but the member has a name, and keeps it as long as Spark's checkpoint lasts."""
+        """Plan nothing yet; but give the member a name, which it keeps as long as Spark's checkpoint lasts."""
         if self._initial is None:
             log, group = self.log.identity, self.request.group
             assert group is not None
@@ -139,7 +139,7 @@ class GroupReader(StreamReader):
             self._life.member.shares.heard()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
-        """What StreamingQueryProgress shows of this source."""
+        """The metrics of this source in StreamingQueryProgress."""
         if self._life is None:
             return None
         member, planner = self._life.member, self._life.planner
@@ -163,7 +163,7 @@ class GroupReader(StreamReader):
         return decode(offset)
 
     def _alive(self, planned: Planned) -> Life:
-        """The member; on the first question it joins, under the name that stands in the offset."""
+        """The member; on the first question it joins, under the name in the offset."""
         if self._life is None:
             self._life = self._join(replace(planned, member=self.request.member or planned.member))
         self._life.member.shares.heard()
@@ -213,14 +213,14 @@ class GroupReader(StreamReader):
         shares.finish()
 
     def _save(self, life: Life) -> None:
-        """Store what is done before more is planned: a plan begins where the row stands, or no restart can judge it."""
+        """Store what is done before more is planned: a plan begins at the checkpoint, or no restart can judge it."""
         if life.unsaved:
             life.unsaved = life.member.store(life.unsaved)
         if life.unsaved:
             raise Unavailable(f"the registry does not take the progress of {sorted(g.partition for g in life.unsaved)}")
 
     def _stored(self, life: Life, grants: dict[Grant, int]) -> dict[Grant, int]:
-        """Where the sink's commits have brought these partitions."""
+        """The offsets to which the sink's commits have brought these partitions."""
         rows = life.member.rows([grant.partition for grant in grants])
         current = {grant: rows[grant.partition] for grant in grants if rows[grant.partition].epoch == grant.epoch}
         return {grant: row.checkpoint for grant, row in current.items() if row.checkpoint is not None}
@@ -277,12 +277,12 @@ class StreamPlanner(BatchPlanner):
         return sorted(parts)
 
     def planned(self, ranges: tuple[Range, ...]) -> None:
-        """This is the next batch."""
+        """Note the next batch."""
         self._limits.planned()
         self._shown |= {g for part in ranges if (g := self._shares.grant(part.partition)) is not None}
 
     def _unpublished(self, planned: set[int]) -> list[Range]:
-        """Empty ranges: they bring the sink to look after partitions in which nothing is new."""
+        """Empty ranges: they make the sink look after partitions without new messages."""
         positions = self.held.takeable()
         left = (g for g in self._shares.with_notes() if g not in self._shown and g.partition not in planned)
         return [range_of(grant, positions[grant], 0) for grant in left if grant in positions]

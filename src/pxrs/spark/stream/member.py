@@ -24,9 +24,9 @@ from pxrs.settings import Settings
 from pxrs.spark.read.options import StreamRequest
 
 LEAVE_MS = 500
-"""How long a leaver waits for the end of its batch. Spark has given the batch up when it tells the source to go."""
+"""The time that a leaving member waits for the end of its batch. Spark has given the batch up by then."""
 LEAVE_SECONDS = 3.0
-"""When Spark ends the source process anyway."""
+"""The time after which Spark ends the source process anyway."""
 LOOK_SECONDS = 0.02
 
 
@@ -73,7 +73,7 @@ class StreamShares(HeldPartitions):
 
 
 class StreamMember:
-    """One life of a streaming query in its group: from the first question of Spark to the end of the source process."""
+    """One start of a streaming query as a member: from Spark's first question to the end of the source process."""
 
     def __init__(self, queue: Queue, request: StreamRequest, member: str, clock: Clock) -> None:
         assert request.group is not None

@@ -1,4 +1,4 @@
-"""What stands in Spark's offset log: JSON in which a person finds the queue, its partitions and who planned what.
+"""The JSON in Spark's offset log, in which a person finds the queue, its partitions and the member that planned them.
 
 A stream that reads alone has Kafka's form, ``{"orders": {"0": 12, "1": 7}, "@log": ...}``. A member of a group has
 ``[start, end, epoch]`` for the partitions of this one batch: each batch can be understood, and judged after a restart,
@@ -21,7 +21,7 @@ Offset = dict[str, Any]
 LOG, GROUP, MEMBER, LIFE, PLAN, FENCED = "@log", "@group", "@member", "@life", "@plan", "@fenced"
 _ABOUT = frozenset({LOG, GROUP, MEMBER, LIFE, PLAN, FENCED})
 _DIGITS = 10
-"""So many digits of a partition's number are looked at; a number of more is none."""
+"""The digits of a partition's number that are looked at; a number with more is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def decode(offset: Offset) -> Planned:
 
 
 def range_of(partition: int, part: Any) -> Range:
-    """A range as it stands in JSON: start, end and epoch. Raises BadField."""
+    """Read a range from JSON: start, end and epoch. Raises BadField."""
     name = f"partition {partition}"
     start, end, epoch = (whole(name, value) for value in items(name, part, 3))
     if start > end:
@@ -137,7 +137,7 @@ def encode_positions(log: LogIdentity, positions: Mapping[int, int]) -> Offset:
 
 
 def decode_positions(offset: Offset, log: LogIdentity, chosen: tuple[int, ...]) -> dict[int, int]:
-    """Where each partition stands; refused if the stream reads other partitions now."""
+    """Read the position of each partition; refused if the stream reads other partitions now."""
     check_origin(offset, log)
     try:
         _queue_in(offset, frozenset({LOG}))

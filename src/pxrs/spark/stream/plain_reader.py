@@ -57,7 +57,7 @@ def stream_reader(options: Mapping[str, str], schema: pa.Schema) -> StreamReader
 
 
 class StreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark asks in its source process. Only the task side is pickled: no address, no credential."""
+    """Answers Spark's questions in its source process. Only the task side is pickled: no address, no credential."""
 
     def __init__(self, request: StreamRequest, reading: ReadSpec) -> None:
         self.request = request
@@ -89,7 +89,7 @@ class StreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvailabl
     # ---- who reads what ---------------------------------------------------------------------------------------------
 
     def tasks(self, ranges: Iterable[Range]) -> list[InputPartition]:
-        """One task for each partition, more for long ranges if that is asked for, and one alone for a small batch."""
+        """Make one task for each partition, more for long ranges if asked for, and a single one for a small batch."""
         read = self.request.read
         wanted = [part for part in ranges if part.rows]
         whole = slices_of(self.log, wanted)
@@ -119,7 +119,7 @@ class StreamReader(RowsWithPlan, DataSourceStreamReader, SupportsTriggerAvailabl
 
 
 class PlainReader(StreamReader):
-    """All partitions of a queue, or those that are assigned. How far it is stands in Spark's checkpoint only."""
+    """Reads all partitions of a queue, or those that are assigned. Its position is in Spark's checkpoint only."""
 
     def __init__(self, request: StreamRequest, reading: ReadSpec) -> None:
         super().__init__(request, reading)
@@ -157,7 +157,7 @@ class PlainReader(StreamReader):
         return start if found is None else encode_positions(self.log.identity, found)
 
     def _next(self, positions: Mapping[int, int], limit: ReadLimit) -> dict[int, int] | None:
-        """Where each partition stands after the next batch; None if there is none."""
+        """The position of each partition after the next batch; None if there is none."""
         begins = {p: self._begin(p, position) for p, position in positions.items()}
         waiting = {p: max(0, self.limits.end(p, self._ends[p]) - begin) for p, begin in begins.items()}
         rows = self.limits.rows(limit, sum(waiting.values()))
@@ -168,7 +168,7 @@ class PlainReader(StreamReader):
         return {p: begins[p] + shares[p] if p in shares else position for p, position in positions.items()}
 
     def _begin(self, partition: int, position: int) -> int:
-        """Where a partition goes on; behind what retention has deleted, if that may be passed over."""
+        """The start of a partition; behind deleted messages, if those may be passed over."""
         start, end = bounds = self.log.bounds(partition)
         self._ends[partition] = end
         if start <= position <= end:
@@ -214,7 +214,7 @@ class Limits:
         self._clock = clock
         self._planned_at = clock.monotonic()
         self.ends: dict[int, int] | None = None
-        """Where a query that reads what is available now ends."""
+        """The end of a query that reads what is available now."""
 
     def default(self) -> ReadLimit:
         if self._request.max_rows is not None:
@@ -222,7 +222,7 @@ class Limits:
         return ReadAllAvailable() if self._request.min_rows is None else ReadMinRows(self._request.min_rows)
 
     def rows(self, limit: ReadLimit, waiting: int) -> int:
-        """How many of the waiting messages the next batch may have; 0 if it shall wait for more of them."""
+        """The number of waiting messages in the next batch; 0 if it waits for more of them."""
         if isinstance(limit, ReadAllAvailable):
             return waiting
         if self.ends is None and self._is_too_early(waiting):
@@ -239,5 +239,5 @@ class Limits:
         self._planned_at = self._clock.monotonic()
 
     def end(self, partition: int, end: int) -> int:
-        """Where a partition ends for this stream."""
+        """The end of a partition for this stream."""
         return end if self.ends is None else min(end, self.ends.get(partition, end))

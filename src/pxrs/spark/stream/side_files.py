@@ -1,4 +1,4 @@
-"""How the processes of one Spark application talk about a running batch: small files, on the driver's machine only.
+"""Side files: the processes of one Spark application share facts of a running batch, on the driver's machine only.
 
 The source process writes a *sheet* when Spark asks it for the partitions of a batch: which ranges are read, and under
 which epochs; after a restart these are others than those in Spark's offset log. Whoever commits at the sink, in the
@@ -34,16 +34,16 @@ from pxrs.spark.stream.offsets import Planned, range_of
 
 T = TypeVar("T")
 Identity = tuple[str, int]
-"""What tells a plan from every other: the life in which it was made, and its number in that."""
+"""The identity of a plan: the life of the member that made it, and its number in that life."""
 
 
 class Sheet(NamedTuple):
-    """How a planned batch is carried out: by which life of the member, and which ranges under which epochs."""
+    """The way to carry out a planned batch: the life of the member, and the ranges with their epochs."""
 
     plan: Identity
     life: str
     ranges: tuple[Range, ...]
-    """With the epochs of now. Ranges that another member has are not among them."""
+    """The ranges with their present epochs, without those of other members."""
     dropped: tuple[int, ...] = ()
 
     def owner(self, planned: Planned) -> Owner:
@@ -51,14 +51,14 @@ class Sheet(NamedTuple):
 
 
 class SinkReport(NamedTuple):
-    """What a sink that commits by itself says: whether it has output to publish, and which plan is committed."""
+    """The report of a sink that commits by itself: whether it has output to publish, and which plan is committed."""
 
     has_output: bool
     done: Identity | None = None
 
 
 class SourceConfig(NamedTuple):
-    """What a source was opened with: its log, its registry if that is elsewhere, and settings by their names."""
+    """The configuration of a source: its log, its registry if that is elsewhere, and settings by their names."""
 
     log: str
     registry: str | None
@@ -177,7 +177,7 @@ def _name_of(pid: int) -> str:
 
 @cache
 def _here() -> str:
-    """Which processes the numbers are of: temporary directories can be shared by machines, and by containers."""
+    """The namespace of process ids: temporary directories can be shared by machines, and by containers."""
     parts = [platform.node()]
     with suppress(OSError):
         parts += [f"{boot_id()}\n", os.readlink("/proc/self/ns/pid")]
@@ -185,7 +185,7 @@ def _here() -> str:
 
 
 def _ancestors() -> Iterator[int]:
-    """The parent of this process, its parent, and so on; where that cannot be told, the parent alone."""
+    """The parent of this process, its parent, and so on; where that is unknown, the parent alone."""
     pid = os.getppid()
     while pid > 1:
         yield pid
@@ -204,7 +204,7 @@ def _sweep(home: Path) -> None:
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:
-    """As a whole: whoever reads sees the old or the new."""
+    """Write a file as a whole: a reader sees the old or the new."""
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     for directory in (path.parent.parent, path.parent):  # another query of this JVM, that ended, may have removed it
         if not directory.exists():
@@ -215,7 +215,7 @@ def _write(path: Path, values: dict[str, Any]) -> None:
 
 
 def _checked(path: Path, build: Callable[[dict[str, Any]], T]) -> T | None:
-    """What a file holds, every field checked; None if it is not there."""
+    """Read a file and check every field; None if it is not there."""
     try:
         return build(mapping("it", parse(path.read_bytes())))
     except FileNotFoundError:

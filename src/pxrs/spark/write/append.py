@@ -1,4 +1,4 @@
-"""From staged files to the log: mapped, given ids and a time, and appended in shipments, each with a stamp.
+"""Appends staged files to the log: mapped, given ids and a time, in shipments with a stamp each.
 
 How files are cut into shipments depends on nothing but the files. So whoever carries a decision out appends the same
 batches under the same stamps.
@@ -25,14 +25,14 @@ from pxrs.settings import Settings
 from pxrs.spark.write.decisions import Decision, Ledger
 
 SHIPMENT_BYTES = 16 << 20
-"""So much is appended at a time; it must not change: a shipment that is appended again is known by its number."""
+"""The bytes that are appended at a time. It must not change: a retried shipment is known by its number."""
 _LANES, _LANE_BYTES = 4, 1 << 20
-"""A large shipment is appended by several threads, each with partitions of its own: one core cannot keep up."""
+"""Threads that append a large shipment, each with partitions of its own: one core cannot keep up."""
 _ID = ENTRY_SCHEMA.field("id").type
 
 
 class FilePart(NamedTuple):
-    """Rows of one partition as they stand in a file, ``first`` rows behind its start."""
+    """Rows of one partition in a file, ``first`` rows behind its start."""
 
     rows: pa.RecordBatch
     file: int
@@ -40,7 +40,7 @@ class FilePart(NamedTuple):
 
 
 class JointAppend(NamedTuple):
-    """What is appended together to some partitions."""
+    """The rows that are appended together to some partitions."""
 
     number: int
     parts: dict[int, list[FilePart]]
@@ -71,7 +71,7 @@ def append_decided(log: Log, settings: Settings, ledger: Ledger, sequence: int, 
 
 
 def _append_all(found: Iterator[JointAppend], append: Callable[[JointAppend, list[int]], bool]) -> None:
-    """One shipment after the other, until somebody else has finished."""
+    """Append one shipment after the other, until another process has finished."""
     with ThreadPoolExecutor(_LANES + 1, thread_name_prefix="pxrs-append") as threads:
         coming = threads.submit(next, found, None)
         while (shipment := coming.result()) is not None:

@@ -1,4 +1,4 @@
-"""Which columns of a frame become messages, and which partition a key belongs to.
+"""Chooses the columns of a frame that become messages, and the partition of a key.
 
 All of it is checked when a write is planned, not in its tasks.
 """
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from pxrs.runtime.queue.queue import Queue
 
 ROUTED = "pxrs.routed"
-"""What ``routed`` writes into the metadata of its column: for which partitions, hash and reduction it was made."""
+"""The key in the metadata of ``routed``'s column: the partitions, hash and reduction that it was made for."""
 
 _LOW_31_BITS = 0x7FFF_FFFF
 
 OF_A_SOURCE = ("topic", "partition", "offset", "timestampType", "id", "epoch")
-"""Where ``offset`` stands, a frame is as a queue's or Kafka's source gave it: these say where its messages were."""
+"""A frame with ``offset`` is from a queue's or Kafka's source: these columns say where its messages were."""
 
 
 class Kind(NamedTuple):
-    """What a column may be, in words, and what to write for one that is not."""
+    """The type of a column, in words, and what to write for another one."""
 
     fits: Callable[[DataType], bool]
     words: str

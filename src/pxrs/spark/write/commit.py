@@ -77,8 +77,8 @@ def _planned(checkpoint: str | None, batch: int) -> Planned | None:
 
 
 def _left_to_store(log: Log, settings: Settings, place: WritePaths, staged: Sequence[Staged]) -> Decision:
-    """All of it, unless the ledger has this batch already: from a time when its plan could not be read, or from a
-    version of PXRS that did not read it. Then the checkpoints alone are left to move.
+    """The output to store: none if an earlier version of PXRS, or a time without a readable plan, has stored this
+    batch. Then only the checkpoints move.
     """
     ledger = Ledger(place.root, place.producer)
     for sequence in ledger.pending():
@@ -91,7 +91,7 @@ def _in_order(messages: Sequence[Any]) -> list[Staged]:
 
 
 def commit(target: TargetQueue, place: WritePaths, messages: Sequence[Any]) -> None:
-    """Store what the tasks have staged for this place, unless the number is stored already."""
+    """Store the staged rows of the tasks, unless the number is stored already."""
     staged = _in_order(messages)
     settings = load_settings(**target.settings)
     ledger = Ledger(place.root, place.producer)
@@ -172,7 +172,7 @@ def query_of(checkpoint: str | None) -> str | None:
 
 
 def _path_of(checkpoint: str | None) -> str | None:
-    """None if the query did not name it: Spark does not tell what stands in its own settings."""
+    """The path; None if the query did not name it: Spark does not show its own settings."""
     return checkpoint.removeprefix("file://").removeprefix("file:") if checkpoint else None
 
 
@@ -180,7 +180,7 @@ def _path_of(checkpoint: str | None) -> str | None:
 
 
 def keep(target: TargetQueue) -> TargetQueue | str:
-    """What a writer may carry about: the target, or where it is kept if its address holds a password.
+    """The target that a writer carries, or the path where it is kept if its address holds a password.
 
     Spark gives a batch writer to tasks and commit alike, and no task must see a password. So that stays in a file that
     only this user can read, on the driver's machine.
@@ -218,11 +218,11 @@ def forget(kept: TargetQueue | str) -> None:
 
 _VERSION = "v1"
 _NOTHING = "-"
-"""Stands in Spark's offset log for a source that has no offset yet."""
+"""The line in Spark's offset log for a source that has no offset yet."""
 
 
 def planned_in(checkpoint: str, batch: int) -> Planned | None:
-    """What a member of a group has planned for this batch; None if the stream has no such source, or nothing new."""
+    """The plan of a group's member for this batch; None if the stream has no such source, or nothing new."""
     offsets = _offsets_in(checkpoint, batch)
     of_groups = [offset for offset in offsets if is_of_group(offset)]
     if not of_groups:
@@ -257,7 +257,7 @@ def _parsed(line: str) -> Any:
 
 
 class StagedFiles(NamedTuple):
-    """What the tasks of a batch have written aside: these files of a folder."""
+    """The files of a folder that the tasks of a batch have staged."""
 
     decision: Decision
     folder: str

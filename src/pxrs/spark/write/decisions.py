@@ -1,4 +1,4 @@
-"""What was decided and what is done, as files: the memory of a write that outlives its processes.
+"""The decisions about writes, as files: what was decided and what is done outlives the processes of a write.
 
 Commits of one producer may run at the same time: the driver's death does not stop a commit that is under way, and its
 successor begins with the same one. A decision is made once, by a link that only the first can set; to finish renames
@@ -22,7 +22,7 @@ from pxrs.io.durable import make_directories, sync_path, write_file
 from pxrs.spark.write.paths import ONCE, WritePaths
 
 KEEP_SECONDS = 24 * 3600
-"""What was staged and never decided goes when nobody has written to it for so long."""
+"""Staged rows without a decision are deleted when nothing was written for this long."""
 
 _STAGED = re.compile(r"\d+")
 _STATE = re.compile(r"(\d+)\.(json|done)")
@@ -77,7 +77,7 @@ class Ledger:
         return [number for number in decided if number > done]
 
     def read(self, sequence: int) -> Decision | None:
-        """What was decided for a number; also after it was done, if that was the last one."""
+        """Read the decision for a number; also after it was done, if that was the last one."""
         place = self.place(sequence)
         for path in (place.decided, place.done):
             with suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
@@ -108,7 +108,7 @@ class Ledger:
         return os.path.lexists(self.place(sequence).decided) and self.last_done() < sequence
 
     def finish(self, sequence: int) -> None:
-        """All of it is stored: remember that, and clear away what led to it."""
+        """Note that all of it is stored, and clear away its files."""
         place = self.place(sequence)
         with suppress(FileNotFoundError):  # somebody else has finished it
             os.rename(place.decided, place.done)

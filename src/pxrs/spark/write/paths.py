@@ -1,4 +1,4 @@
-"""Where rows wait between the tasks that wrote them and the commit that appends them.
+"""The paths where rows wait between the tasks that wrote them and the commit that appends them.
 
     ROOT/PRODUCER/NUMBER/       files of tasks; those of attempts that failed or came second stand there too
     ROOT/PRODUCER/NUMBER.json   decided: these files are the write of this number, for ever

@@ -25,7 +25,7 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task tells the commit: which file it wrote, for which write, and which part of the frame that is."""
+    """The message of a task to the commit: its file, its write, and its part of the frame."""
 
     place: WritePaths
     task: int
@@ -34,7 +34,7 @@ class Staged(WriterCommitMessage):
 
 
 class TargetQueue(NamedTuple):
-    """Where a commit appends to. It stays with the driver."""
+    """The queue to which a commit appends. It stays with the driver."""
 
     log: str
     settings: dict[str, Any]
@@ -51,8 +51,9 @@ def _commits() -> Any:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One write of a frame. Spark hands the same object to tasks and commit, so it holds no password: where the target
-    has one, it holds the path of a file that the driver kept."""
+    """One write of a frame. Spark hands this object to tasks and commit, so it holds no password: where the target has
+    one, it holds the path of a file that the driver kept.
+    """
 
     def __init__(self, job: WriteJob, place: WritePaths, target: TargetQueue | str) -> None:
         self.job = job

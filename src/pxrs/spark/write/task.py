@@ -29,13 +29,13 @@ from pxrs.rules.texts import refuse_bad_text
 from pxrs.spark.write.paths import WritePaths
 
 GROUP_BYTES = 16 << 20
-"""So much is sorted at a time: large enough for large batches in the log, small enough for a worker's memory."""
+"""The rows that are sorted at a time: large enough for large batches in the log, small enough for a worker's memory."""
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-"""To write a byte costs more than to compress it, twice over where it must be on the disk."""
+"""The compression of staged rows: a byte costs more to write than to compress, twice over where it must be on disk."""
 
 
 class Routing(NamedTuple):
-    """How the queue was created to route its keys."""
+    """The partitions and the hash with which the queue routes its keys."""
 
     queue: str
     partitions: int
@@ -51,7 +51,7 @@ class Routing(NamedTuple):
 
 
 class WriteJob(NamedTuple):
-    """What every task of a write is told.
+    """The facts that every task of a write gets.
 
     ``passes_on``: a stream stores messages as they came, and leaves out the mark of a retry for one group. A batch
     write refuses it. ``largest``: the largest message that the log takes.
@@ -65,7 +65,7 @@ class WriteJob(NamedTuple):
 
 
 class File(NamedTuple):
-    """What a task has written: a file in the place, or none if there were no rows."""
+    """The file that a task has written, or none if there were no rows."""
 
     name: str
     rows: int

@@ -1,5 +1,5 @@
-"""Where ``write`` and ``writeStream.format("pxrs")`` begin: everything that can be refused is refused here, by the
-driver, before a queue is made or a task runs.
+"""The start of ``write`` and ``writeStream.format("pxrs")``: the driver refuses here all that can be refused, before a
+queue is made or a task runs.
 
 | option | values | default |
 |---|---|---|
@@ -121,7 +121,7 @@ def _routing(identity: LogIdentity, columns: tuple[str, ...]) -> Routing:
 
 
 def _root(log: Log, staging: str | None) -> str:
-    """Where rows wait. Several queues may share a directory, so each has a folder of its own in it."""
+    """The directory where rows wait. Queues may share it, so each has a folder of its own in it."""
     place = log.directory if staging is None else staging
     if place is None:
         raise BadSetting(
@@ -142,7 +142,7 @@ _MAX_SEQUENCE = 1 << 40
 
 
 class SinkRequest(NamedTuple):
-    """What the options of a write ask for, before the log was looked at."""
+    """The options of a write, parsed, before the log is looked at."""
 
     log: str
     wish: OpenOptions
@@ -158,7 +158,7 @@ class SinkRequest(NamedTuple):
 
 
 def parse_sink(options: Mapping[str, str], is_stream: bool) -> SinkRequest:
-    """What these options ask for. A wrong one is refused by its name."""
+    """Parse the options of a write. A wrong one is refused by its name."""
     known = (*_KNOWN, *SETTINGS, *(_OF_SPARK if is_stream else _BATCH_ONLY))
     given = GivenOptions(options, known, lambda key: _why_not(key, is_stream, known))
     name = given.texts.get("pxrs.producer.name")
