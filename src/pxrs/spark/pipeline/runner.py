@@ -88,8 +88,7 @@ class Runner:
         raise BadSetting("process returned a DataFrame, and there is no sink= to write it: nothing would be computed")
 
     def _for_tasks(self, batch: Batch) -> tuple[Slice, ...] | None:
-        """The slices of a batch that tasks read; None if it is small, or in this process' memory: then it is read here.
-        """
+        """The slices of a batch that tasks read; None if it is small or in this process' memory: then it is read here."""
         with reading():
             slices = slices_for_tasks(self._log, batch.ranges)
         if slices is None or batch.rows > self._fast_rows:
@@ -176,8 +175,7 @@ def as_raised(error: BaseException) -> BaseException:
 
 
 def _text_of_worker(error: BaseException) -> str:
-    """The text of an error of Spark's Python worker; "" if the error is of another kind, whatever its text looks like.
-    """
+    """The text of an error of Spark's Python worker; "" if the error is of another kind, whatever its text is."""
     for kind in type(error).__mro__:
         if kind.__name__ == "PythonException" and kind.__module__.startswith("pyspark.errors."):
             return str(error)

@@ -184,8 +184,7 @@ class RunningQuery:
                 yield {name.lower(): str(entries.get(name)) for name in _names(entries.keySet().iterator())}
 
     def _offsets(self, batch: int) -> list[Any]:
-        """Read a batch in Spark's offset log: the offset of each source; None without one, or for one of another kind.
-        """
+        """Read a batch in Spark's offset log: the offset of each source; None without one, or of another kind."""
         if self._known[0] != batch:
             self._known = batch, list(self._read_offsets(batch))
         return self._known[1]
