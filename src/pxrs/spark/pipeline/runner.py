@@ -88,7 +88,7 @@ class Runner:
         raise BadSetting("process returned a DataFrame, and there is no sink= to write it: nothing would be computed")
 
     def _for_tasks(self, batch: Batch) -> tuple[Slice, ...] | None:
-        """The slices of a batch that tasks read; None if it is small or in this process' memory: then it is read here."""
+        """The slices that tasks read; None if the batch is small or in this process' memory: then it is read here."""
         with reading():
             slices = slices_for_tasks(self._log, batch.ranges)
         if slices is None or batch.rows > self._fast_rows:
