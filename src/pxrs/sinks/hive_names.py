@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -119,7 +118,7 @@ def _printer(kind: pa.DataType, column: str) -> Callable[[Any], str]:
     if types.is_date(kind):
         return date.isoformat
     if types.is_decimal(kind):
-        return _decimal
+        return lambda value: format(value, "f")
     if types.is_timestamp(kind):
         return _moment
     raise _bad_type(column, str(kind))
@@ -127,10 +126,6 @@ def _printer(kind: pa.DataType, column: str) -> Callable[[Any], str]:
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _decimal(value: Decimal) -> str:
-    return format(value, "f")
 
 
 def _moment(value: datetime) -> str:

@@ -67,7 +67,8 @@ def write_frame(frame: Any, path: str, compression: str, partition_by: Sequence[
     by Arrow it is another type than that of the files which the driver wrote beside it.
     """
     frame.sparkSession.conf.set(_TIMESTAMPS, "TIMESTAMP_MICROS")
-    written = None if _is_one_machine(frame) else import_module("pyspark.sql").Observation()
+    is_one_machine = str(frame.sparkSession.sparkContext.master).startswith("local")
+    written = None if is_one_machine else import_module("pyspark.sql").Observation()
     if written is not None:
         frame = frame.observe(written, import_module("pyspark.sql.functions").expr("count(*) AS rows"))
     writer = _checked(frame, partition_by).write.mode("overwrite").option("compression", compression)
@@ -91,10 +92,6 @@ def _checked(frame: Any, partition_by: Sequence[str]) -> Any:
             bad = (value == NULL) | value.endswith(COPYING)
             frame = frame.withColumn(column, functions.when(bad, functions.raise_error(said)).otherwise(value))
     return frame
-
-
-def _is_one_machine(frame: Any) -> bool:
-    return str(frame.sparkSession.sparkContext.master).startswith("local")
 
 
 def tables_in(path: str, rows: int) -> Iterator[pa.Table]:
@@ -132,11 +129,9 @@ class Output:
             except BaseException:
                 self.close()
                 raise
-        self.schema = next((chunk.schema for chunk in self.chunks()), None) or self._empty_schema()
+        empty = pa.schema([]) if self._table is None else self._table.schema
+        self.schema = next((chunk.schema for chunk in self.chunks()), empty)
         self.rows = sum(chunk.num_rows for chunk in self.chunks())
-
-    def _empty_schema(self) -> pa.Schema:
-        return pa.schema([]) if self._table is None else self._table.schema
 
     def chunks(self) -> Iterator[pa.Table]:
         if self._table is not None:

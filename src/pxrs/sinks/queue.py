@@ -108,7 +108,8 @@ class QueueSink(StagedSink):
         for table in tables:
             table = table.drop_columns([name for name in table.column_names if name in _OF_THE_SOURCE])
             if "headers" in table.column_names:  # what was for one group of the source is for all groups here
-                table = table.set_column(*_headers_to_pass_on(table))
+                at, theirs = table.schema.get_field_index("headers"), without_mark(table.column("headers"))
+                table = table.set_column(at, "headers", theirs)
             if "key" not in table.column_names:
                 table = table.append_column("key", pa.nulls(table.num_rows, pa.binary()))
             try:
@@ -164,10 +165,6 @@ def _tables(output: Any, data: str) -> Iterator[pa.Table]:
     write_frame(output, aside, "none")
     yield from tables_in(aside, CHUNK)  # its columns are checked, though no row be there
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _headers_to_pass_on(table: pa.Table) -> tuple[int, str, pa.ChunkedArray]:
-    return table.schema.get_field_index("headers"), "headers", without_mark(table.column("headers"))
 
 
 def _read_parts(path: str) -> list[ChunkPart]:

@@ -300,7 +300,10 @@ def read_plan(path: str) -> dict[str, Any] | None:
 
 def write_seal(data: str, paths: Iterable[str]) -> str:
     """Make these files of a batch durable, and say what they are. Returns the checksum of that; "" for no files."""
-    files = {os.path.relpath(path, data): _synced(path) for path in paths}
+    files = {}
+    for path in paths:
+        sync_path(path)  # somebody else wrote it: Spark's tasks, or Arrow
+        files[os.path.relpath(path, data)] = _measured(path)
     if not files:
         return ""
     content = json.dumps({"format": 1, "files": files}).encode()
@@ -346,13 +349,8 @@ def _damaged(path: str, what: str, data: str) -> Damaged:
     )
 
 
-def _synced(path: str) -> tuple[int, str]:
-    """Make durable what somebody else wrote, as Spark's tasks and Arrow do. Returns its size and checksum."""
-    sync_path(path)
-    return _measured(path)
-
-
 def _measured(path: str) -> tuple[int, str]:
+    """The size and the checksum of a file."""
     size, checksum, piece = 0, xxhash.xxh3_64(), memoryview(bytearray(_PIECE))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(piece):

@@ -100,16 +100,13 @@ def fitted(table: Table, width: int = WIDTH) -> Table:
     """The table as it is if it fits, else a narrower one."""
     if table.width <= width:
         return table
-    table = replace(table, columns=[_SHORT.get(name, name) for name in table.columns], rows=_plain_times(table))
+    rows = [[_TIME.sub(r"\1Z", cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
+    table = replace(table, columns=[_SHORT.get(name, name) for name in table.columns], rows=rows)
     for name in _SPARE:
         if _least_width(table) <= width:
             break
         table = _without(table, name)
     return _cut(table, width)
-
-
-def _plain_times(table: Table) -> list[list[Any]]:
-    return [[_TIME.sub(r"\1Z", cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
 
 
 def _without(table: Table, *names: str) -> Table:

@@ -168,15 +168,14 @@ def _is_bytes(of: pa.DataType) -> bool:
 
 def _misfit(column: Column[Any], values: pa.ChunkedArray, dialect: str) -> str:
     """Why one of the values cannot be stored; "" if all can."""
+    is_text = _IS.is_large_string(values.type)
     if values.null_count and not column.nullable:
         return "NULL, where the table takes none"
-    if _IS.is_floating(values.type) and dialect == "mysql" and not _all(pc.is_finite(values)):
+    if _IS.is_floating(values.type) and dialect == "mysql" and pc.all(pc.is_finite(values)).as_py() is False:
         return "a number that is not finite, which MariaDB and MySQL cannot store"
-    if _IS.is_large_string(values.type) and dialect == "postgresql" and _any(pc.match_substring(values, "\0")):
+    if is_text and dialect == "postgresql" and pc.any(pc.match_substring(values, "\0")).as_py():
         return "a text with the character NUL, which PostgreSQL cannot store"
-    if _IS.is_large_string(values.type) or _IS.is_large_binary(values.type):
-        return _too_long(column, values, dialect)
-    return ""
+    return _too_long(column, values, dialect) if is_text or _IS.is_large_binary(values.type) else ""
 
 
 def _too_long(column: Column[Any], values: pa.ChunkedArray, dialect: str) -> str:
@@ -186,14 +185,6 @@ def _too_long(column: Column[Any], values: pa.ChunkedArray, dialect: str) -> str
         most, counted = _MOST_BYTES.get(kind[:-4]), pc.binary_length
     longest = pc.max(counted(values)).as_py() or 0
     return f"a value of length {longest}, where {kind} takes {most}" if most is not None and longest > most else ""
-
-
-def _all(truth: pa.ChunkedArray) -> bool:
-    return pc.all(truth).as_py() is not False
-
-
-def _any(truth: pa.ChunkedArray) -> bool:
-    return pc.any(truth).as_py() is True
 
 
 # ---- creating -------------------------------------------------------------------------------------------------------

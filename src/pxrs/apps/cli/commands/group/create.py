@@ -76,8 +76,9 @@ def offsets_in(path: str) -> dict[int, int]:
     try:
         with open(path, encoding="utf-8", newline="") as file:
             text = file.read()
-        pairs = _from_json(json.loads(text)) if text.lstrip()[:1] in ("{", "[") else _from_csv(text)
-        return _as_mapping(pairs)
+        if text.lstrip()[:1] in ("{", "["):
+            return _as_mapping(_from_json(json.loads(text)))
+        return _as_mapping([_pair(line) for line in csv.DictReader(text.splitlines())])
     except (ValueError, TypeError, RecursionError, csv.Error) as error:
         raise Refused(
             f'{path}: {error}; write JSON as {{"0": 120}}, or CSV with the columns partition,offset'
@@ -89,10 +90,6 @@ def _from_json(found: Any) -> list[tuple[Any, Any]]:
         return list(found.items())
     lines = found["partitions"] if isinstance(found, dict) else found
     return [_pair(line) for line in lines]
-
-
-def _from_csv(text: str) -> list[tuple[Any, Any]]:
-    return [_pair(line) for line in csv.DictReader(text.splitlines())]
 
 
 def _pair(line: Any) -> tuple[Any, Any]:

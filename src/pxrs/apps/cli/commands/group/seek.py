@@ -14,7 +14,6 @@ from pxrs.runtime.views.tables import Table
 
 if TYPE_CHECKING:
     from pxrs.runtime.group.admin import Place
-    from pxrs.runtime.queue.queue import Queue
 
 
 def seek(
@@ -55,7 +54,8 @@ def seek(
         current = {line.partition: line.checkpoint for line in handle.describe()}
         numbers = chosen(queue, partitions and sorted(set(partitions)))
         if shift_by is not None:
-            wanted: dict[int, Place] = {p: _shifted(queue, p, current[p], shift_by) for p in numbers}
+            bounds = {p: queue.log.bounds(p) for p in numbers}
+            wanted: dict[int, Place] = {p: min(max(current[p] + shift_by, bounds[p][0]), bounds[p][1]) for p in numbers}
         else:
             wanted = dict.fromkeys(numbers, place)
         new = handle.seek(wanted) if execute else handle.resolve(wanted)
@@ -71,8 +71,3 @@ def _only(*places: Place | None) -> Place:
             "say once where to: --to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration or --shift-by"
         )
     return given[0]
-
-
-def _shifted(queue: Queue, partition: int, current: int, by: int) -> int:
-    start, end = queue.log.bounds(partition)
-    return min(max(current + by, start), end)
