@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import pxrs as library
+from pxrs.apps.cli.commands.registry.rows import write_rows
+from pxrs.errors import Refused
+from pxrs.stores.base import Store, Swap
 from tests.apps.cli.helpers import QUEUE, Pxrs, make_queue
 
 OWN, OTHER = "sqlite:own.db", "sqlite:other.db"
@@ -119,6 +122,38 @@ def test_after_a_copy_the_first_consumer_decides_and_the_other_registry_is_refus
     assert consume(ready, "--registry", first).code == 0, "and again"
     assert ready("registry", "adopt", QUEUE, "--registry", second).code == 0
     assert consume(ready, "--registry", second).out == "one more\n" and consume(ready, "--registry", first).code == 1
+
+
+@pytest.mark.parametrize("move", [False, True], ids=["copy", "move"])
+def test_wherever_a_copy_ends_half_way_one_registry_takes_members_and_it_has_the_checkpoints(
+    ready: Pxrs, monkeypatch: pytest.MonkeyPatch, move: bool, tmp_path: Path
+) -> None:
+    """Killed at each of its writes. Whoever is asked first, and is not refused, goes on behind what was consumed."""
+    words = ["registry", "copy", OWN, OTHER, *(["--move"] if move else [])]
+    written = last = 0
+
+    def write(store: Store, changes: list[Swap]) -> None:
+        nonlocal written
+        if written == last:
+            raise Refused("killed")
+        written += 1
+        write_rows(store, changes)
+
+    monkeypatch.setattr("pxrs.apps.cli.commands.registry.copy.write_rows", write)
+    shutil.copytree(tmp_path, kept := tmp_path.with_name(f"{tmp_path.name}-kept"))
+    is_whole = False
+    while not is_whole:
+        for order in ((OWN, OTHER), (OTHER, OWN)):
+            shutil.rmtree(tmp_path / "orders")
+            for path in tmp_path.glob("*.db*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.copytree(kept, tmp_path, dirs_exist_ok=True)
+            written = 0
+            is_whole = ready(*words).code == 0
+            codes = [consume(ready, "--registry", registry) for registry in order]
+            assert [shown.out for shown in codes] == ["", ""] and [shown.code for shown in codes].count(0) == 1
+        last += 1
+    assert last > (4 if move else 3)
 
 
 def test_so_do_a_dump_that_is_loaded_elsewhere_and_the_registry_that_it_is_of(ready: Pxrs) -> None:

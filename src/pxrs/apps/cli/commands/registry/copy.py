@@ -40,7 +40,6 @@ def copy(
     the first consumer that starts, with FROM or TO, says to which of the two its log belongs from then on; with --move
     that is TO. Else say so with `pxrs registry adopt`.
     """
-    from pxrs.runtime.queue.log_registry import as_copied
     from pxrs.runtime.queue.settings_file import load_settings
 
     settings = load_settings()
@@ -51,14 +50,14 @@ def copy(
         changes = {name: _changes(rows, new, force, name) for name, rows in groups.items()}
         for name, rows in groups.items():
             _check_stopped(name, rows, force)
-        ids = _ids(old, prefix, groups)  # first: a group that is there without it would be refused
-        carried = [row for row in ids if _carry(row, new, target, move)]
+        ids = [row for row in _ids(old, prefix, groups) if _takes_id(row, new, target)]
+        _mark(ids, old)
         for name, swaps in changes.items():
             write_rows(new, swaps)
             print(f"{'/'.join(name)}: {counted(len(swaps), 'row')} written")
+        _carry(ids, old, new, move)  # last: half a copy takes no members
         if move:
             _delete(old, groups)
-        write_rows(old, [Swap(row.key, row.version, None if move else as_copied(row.value)) for row in carried])
     if not move:
         note(
             f"the groups are still in {masked_url(source)}. The log goes on with one of the two: with the one whose "
@@ -101,21 +100,44 @@ def _ids(store: Store, prefix: str, groups: Groups) -> list[Row]:
     return found
 
 
-def _carry(row: Row, new: Store, target: str, move: bool) -> bool:
-    """Give TO the id of the queue's registry. If TO has an id already, the log must be changed."""
+def _takes_id(row: Row, new: Store, target: str) -> bool:
+    """Whether TO gets the id of the queue's registry. If it has another one already, the log must be changed."""
     from pxrs.runtime.queue.log_registry import as_copied
 
-    there, wanted = new.read([row.key])[0], row.value if move else as_copied(row.value)
-    if there is None or as_copied(there.value) == as_copied(wanted):
-        write_rows(new, [Swap(row.key, ABSENT if there is None else there.version, wanted)])
-    else:
-        queue = row.key.split("/")[-3]
-        note(
-            f"TO has consumed a queue {queue!r} before: tell the log that it belongs there now, "
-            f"`pxrs registry adopt LOG --registry {masked_url(target)}`"
-        )
-        return False
-    return True
+    there = new.read([row.key])[0]
+    if there is None or as_copied(there.value) == as_copied(row.value):
+        return True
+    queue = row.key.split("/")[-3]
+    note(
+        f"TO has consumed a queue {queue!r} before: tell the log that it belongs there now, "
+        f"`pxrs registry adopt LOG --registry {masked_url(target)}`"
+    )
+    return False
+
+
+def _mark(ids: list[Row], old: Store) -> None:
+    """Say in FROM that another registry has the id: wherever this ends, no two take members one after the other."""
+    from pxrs.runtime.queue.log_registry import as_copied
+
+    write_rows(old, [Swap(row.key, row.version, as_copied(row.value)) for row in ids])
+
+
+def _carry(ids: list[Row], old: Store, new: Store, move: bool) -> None:
+    """Give TO the id of the queue's registry, and with ``move`` to TO alone, as FROM had it."""
+    from pxrs.runtime.queue.log_registry import as_copied
+
+    for row in ids:
+        _put(new, row.key, as_copied(row.value))
+        if move:
+            _put(old, row.key, None)
+            _put(new, row.key, row.value)
+
+
+def _put(store: Store, key: str, value: bytes | None) -> None:
+
+    there = store.read([key])[0]
+    if there is not None or value is not None:
+        write_rows(store, [Swap(key, ABSENT if there is None else there.version, value)])
 
 
 def _groups(store: Store, prefix: str, queue: str | None, group: str | None, url: str) -> Groups:
