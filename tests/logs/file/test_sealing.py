@@ -22,9 +22,8 @@ import pytest
 from pxrs.errors import BeyondEnd, Damaged, Expired, Unavailable
 from pxrs.logs.base import SCHEMA, Chunk, OpenOptions, Piece, Stamp
 from pxrs.logs.file import reader as partition
-from pxrs.logs.file import sealing
+from pxrs.logs.file import sealed_files, sealing
 from pxrs.logs.file.log import FileLog
-from pxrs.logs.file.sealed import history
 from pxrs.logs.file.segment import file as segmentfile
 from pxrs.logs.pieces import read_range
 from pxrs.settings import Settings
@@ -179,7 +178,7 @@ def test_a_manifest_replaced_while_a_reader_looks_shows_nothing_twice(
         reader = open_file()
         write_segments(open_file, 1, log, log.bounds(0)[1] // 2)
         reader.bounds(0)
-        once(monkeypatch, history, "read_manifest", lambda: log.seal(0))
+        once(monkeypatch, sealed_files, "read_manifest", lambda: log.seal(0))
         found = ask(reader)
         assert [one.start for one in found] == list(range(0, 2 * len(found), 2))
 

@@ -21,8 +21,7 @@ from pxrs.errors import Damaged, Unavailable
 from pxrs.logs.base import Chunk, Piece, Stamp
 from pxrs.logs.batches import first_at, refuse_forgotten, refuse_offset, refuse_other_content, refuse_other_rows
 from pxrs.logs.file.durable_mark import Mark, read_mark
-from pxrs.logs.file.sealed.history import History
-from pxrs.logs.file.sealed.listing import Listing
+from pxrs.logs.file.sealed_files import History, Listing
 from pxrs.logs.file.segment.file import Replaced, Segment, close_segment, segment_path
 from pxrs.logs.file.segment.scan import Tail
 from pxrs.logs.formats.segment import Header

@@ -21,7 +21,7 @@ from pxrs.io.locks import locked_file
 from pxrs.logs.base import Chunk
 from pxrs.logs.batches import refuse_offset
 from pxrs.logs.file.reader import PartitionFiles
-from pxrs.logs.file.sealed.listing import Listing
+from pxrs.logs.file.sealed_files import Listing
 from pxrs.logs.file.segment.file import index_path, segment_path
 from pxrs.logs.formats.manifest import Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
 from pxrs.logs.formats.sealed_parquet import check_sealed, describe, sealed_name, write_sealed

@@ -20,7 +20,7 @@ from pxrs.logs.base import FewRows, Stamp
 from pxrs.logs.batches import with_offsets
 from pxrs.logs.file.durable_mark import Mark, is_marked, mark_in, refuse_shorter, write_mark
 from pxrs.logs.file.reader import PartitionFiles
-from pxrs.logs.file.sealed.listing import NEW_SEGMENT
+from pxrs.logs.file.sealed_files import NEW_SEGMENT
 from pxrs.logs.file.segment.file import Segment, cut_segment, segment_path
 from pxrs.logs.file.segment.scan import Tail
 from pxrs.logs.formats.few_rows import encode_rows

@@ -24,8 +24,7 @@ from pxrs.logs.batches import check_entries, check_partition, refuse_offset
 from pxrs.logs.jetstream.chunks import ChunkSize
 from pxrs.logs.jetstream.names import DEFAULT_WINDOW_MS, StreamUrl, bell_of, stream_of, target_of, url_without_password
 from pxrs.logs.jetstream.reader import PartitionReader, Sizes
-from pxrs.logs.jetstream.registry_record import groups_seen, read_registry, write_registry
-from pxrs.logs.jetstream.stream import OVERHEAD, Stream
+from pxrs.logs.jetstream.stream import OVERHEAD, Stream, groups_seen, read_registry, write_registry
 from pxrs.logs.jetstream.writer import MessagePart, PartitionWriter, look_back, parts_of
 from pxrs.model import check_name
 from pxrs.settings import Settings

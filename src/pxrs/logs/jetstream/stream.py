@@ -18,11 +18,11 @@ import pyarrow as pa
 import xxhash
 from nats.aio.msg import Msg
 
-from pxrs.errors import Damaged, Refused, Unavailable
+from pxrs.errors import Damaged, NewerFormat, Refused, Unavailable
 from pxrs.io.nats.client import ApiError, Client, NobodyAnswers, checked, nobody_answers, patiently, status_of
-from pxrs.logs.base import LogIdentity, Stamp
+from pxrs.logs.base import DEAD_LETTERS, LogIdentity, OwnRegistry, Stamp
 from pxrs.logs.formats.segment import NotAHeader, decode, intact, read_header
-from pxrs.logs.jetstream.names import from_metadata, subject_of, to_metadata
+from pxrs.logs.jetstream.names import RECORDED, from_metadata, stream_of, subject_of, to_metadata
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ READY_SECONDS = 5.0
 
 _MARK = b"pxrs-mark "
 _STREAM_NOT_FOUND, _NAME_IN_USE, _NOT_CLUSTERED, _NO_PEERS = 10059, 10058, 10074, 10005
-WRONG_LAST = (10071, 10164)
+_WRONG_LAST = (10071, 10164)
 _DUPLICATE, _DUPLICATE_UNDER_WAY, _INCOMPLETE = 10201, 10158, 10176
 _GONE_SECONDS = 1.0
 _CLOCKS_APART = timedelta(seconds=1)  # of two servers of a cluster
@@ -178,7 +178,7 @@ class Stream:
         try:
             found = checked(answer.data)
         except ApiError as error:
-            if error.number in WRONG_LAST:
+            if error.number in _WRONG_LAST:
                 raise WrongLast from None
             if error.number in (_DUPLICATE, _DUPLICATE_UNDER_WAY):
                 raise Duplicate from None
@@ -210,13 +210,20 @@ class Stream:
         return self._stored(partition, await self._read(lambda: self.client.request(subject, body)))
 
     async def _get_from_leader(self, partition: int, what: Mapping[str, Any]) -> StoredMessage | None:
+        found = await self.message(what)
+        if found is None:
+            return None
+        return self.parse(partition, int(found["seq"]), base64.b64decode(found.get("data", "")))
+
+    async def message(self, what: Mapping[str, Any]) -> dict[str, Any] | None:
+        """One message as it is stored, by the leader of the stream, which knows; None if there is none."""
         try:
-            found = (await self.client.api(f"STREAM.MSG.GET.{self.name}", what))["message"]
+            found: dict[str, Any] = (await self.client.api(f"STREAM.MSG.GET.{self.name}", what))["message"]
         except ApiError as error:
             if error.status == 404 and error.number != _STREAM_NOT_FOUND:
                 return None
             raise self.refused(error) from None
-        return self.parse(partition, int(found["seq"]), base64.b64decode(found.get("data", "")))
+        return found
 
     async def run(self, partition: int, sequence: int, count: int, size: int) -> tuple[list[StoredMessage], bool]:
         """Messages from a sequence on, about ``size`` bytes of them, in one request; and whether there are more."""
@@ -302,3 +309,106 @@ def mark(offset: int) -> bytes:
     """A message that holds nothing but the next offset."""
     text = b"%d" % offset
     return _MARK + text + b" " + xxhash.xxh3_64_hexdigest(text).encode()
+
+
+# ---- which registry a stream belongs to -----------------------------------------------------------------------------
+# The last message of a subject of its own, compared and set by the server. The metadata of the stream could hold it
+# too, but the server does not compare what it replaces there.
+
+
+REGISTRY_FORMAT = 1
+_SUBJECT = "registry"
+
+
+async def read_registry(stream: Stream) -> OwnRegistry | None:
+    """Read the recorded registry; None for a stream that is older than the record, whose groups are unknown."""
+    found, _ = await _last(stream)
+    if found is not None:
+        return found
+    info = await stream.info() or {}
+    return OwnRegistry() if RECORDED in (info.get("config", {}).get("metadata") or ()) else None
+
+
+async def write_registry(stream: Stream, wanted: OwnRegistry, instead_of: str | None) -> OwnRegistry:
+    """Record it, if the recorded id is ``instead_of`` (None: whatever it is); returns what is recorded then."""
+    content = json.dumps({"format": REGISTRY_FORMAT, **wanted._asdict()}).encode()
+    while True:
+        try:
+            found, sequence = await _last(stream)
+        except Damaged:
+            if instead_of is not None:
+                raise
+            found, sequence = None, await _last_sequence(stream)
+        if instead_of is not None and (found or OwnRegistry()).id != instead_of:
+            return found or OwnRegistry()
+        if await _published(stream, content, sequence):
+            return wanted
+
+
+async def groups_seen(stream: Stream, queue: str) -> list[str]:
+    """Groups that have a stream of dead letters."""
+    start = stream_of(queue, DEAD_LETTERS.rstrip("/"), "")
+    return sorted(name.removeprefix(start).replace("~", ".") for name in await _names(stream) if name.startswith(start))
+
+
+async def _names(stream: Stream) -> list[str]:
+    """The names of all streams of the server, page by page."""
+    names: list[str] = []
+    while True:
+        try:
+            page = await stream.client.api("STREAM.NAMES", {"offset": len(names)})
+        except ApiError as error:
+            raise stream.refused(error) from None
+        new = page.get("streams") or []
+        names += new
+        if not new or len(names) >= int(page["total"]):
+            return names
+
+
+async def _published(stream: Stream, content: bytes, after: int) -> bool:
+    """Whether it was stored: not if somebody else has written since."""
+    expected = {"Nats-Expected-Last-Subject-Sequence": str(after)}
+    answer = await stream.client.request(subject_of(stream.name, _SUBJECT), content, expected)
+    try:
+        checked(answer.data)
+    except ApiError as error:
+        if error.number in _WRONG_LAST:
+            return False
+        raise stream.refused(error) from None
+    return True
+
+
+async def _last(stream: Stream) -> tuple[OwnRegistry | None, int]:
+    """The record and its sequence; None and 0 if there is none."""
+    message = await _message(stream)
+    if message is None:
+        return None, 0
+    sequence = int(message["seq"])
+    try:
+        values = json.loads(base64.b64decode(message.get("data", "")))
+        form, fields = values["format"], [values[name] for name in ("id", "where", "before")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(stream, sequence, repr(error)) from error
+    if type(form) is int and form > REGISTRY_FORMAT:
+        raise NewerFormat(
+            f"stream {stream.name!r}: its registry is recorded in format {form}, this knows {REGISTRY_FORMAT}"
+        )
+    if not all(isinstance(field, str) for field in fields) or not fields[0]:
+        raise _damaged(stream, sequence, "it names no registry")
+    return OwnRegistry(*fields), sequence
+
+
+async def _last_sequence(stream: Stream) -> int:
+    return int((await _message(stream) or {"seq": 0})["seq"])
+
+
+async def _message(stream: Stream) -> dict[str, Any] | None:
+    """The newest message of the subject."""
+    return await stream.message({"last_by_subj": subject_of(stream.name, _SUBJECT)})
+
+
+def _damaged(stream: Stream, sequence: int, why: str) -> Damaged:
+    return Damaged(
+        f"{stream.client.address}: stream {stream.name}, subject {subject_of(stream.name, _SUBJECT)}, sequence "
+        f"{sequence}: no record of a registry: {why}; write it anew with `pxrs registry adopt`"
+    )

@@ -272,6 +272,6 @@ def test_a_new_segment_never_takes_the_place_of_another(open_file: OpenFile, que
     other = queue / "partition-0" / f"{2:020d}.arrow"
     with writer.locked():
         other.write_bytes(b"somebody's messages")
-        with pytest.raises(Damaged, match="there already"):
+        with pytest.raises(Damaged, match="exists already"):
             writer._roll(files.active)
     assert other.read_bytes() == b"somebody's messages"

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pxrs.errors import Damaged
 from pxrs.logs.file.check.inspection import walk_segment
 from pxrs.logs.file.durable_mark import Mark, read_mark, refuse_shorter
-from pxrs.logs.file.sealed.listing import bases_of
+from pxrs.logs.file.sealed_files import bases_of
 from pxrs.logs.file.segment.file import segment_path
 from pxrs.logs.file.segment.index import BatchIndex
 from pxrs.logs.file.segment.scan import Tail

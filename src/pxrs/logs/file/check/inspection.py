@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pxrs.errors import Damaged, NewerFormat
 from pxrs.io.locks import locked_file
 from pxrs.logs.file.durable_mark import Mark, read_mark
-from pxrs.logs.file.sealed.listing import Listing, bases_of
+from pxrs.logs.file.sealed_files import Listing, bases_of
 from pxrs.logs.file.segment import index as indexfile
 from pxrs.logs.file.segment.file import index_path, segment_path
 from pxrs.logs.file.segment.index import BatchIndex

@@ -20,7 +20,7 @@ from pxrs.logs.file.check.damage import Damage, fault_of, find_damage
 from pxrs.logs.file.check.inspection import LOCKS, index_problem, leftovers, look, walk_segment
 from pxrs.logs.file.durable_mark import Mark, mark_in, write_mark
 from pxrs.logs.file.reader import PartitionFiles
-from pxrs.logs.file.sealed.listing import bases_of
+from pxrs.logs.file.sealed_files import bases_of
 from pxrs.logs.file.segment.file import Segment, cut_segment, index_path, segment_path
 from pxrs.logs.file.segment.index import BatchIndex
 from pxrs.logs.file.writer import PartitionWriter

@@ -1,1 +1,0 @@
-"""Sealed segments of a partition: which there are, and what was deleted."""
