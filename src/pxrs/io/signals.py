@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+
+logger = logging.getLogger(__name__)
 
 SLICE_SECONDS = 0.5
 """The main thread waits so long at a time: see ``wait_long``."""
@@ -34,6 +37,15 @@ def join(thread: threading.Thread) -> None:
         return not thread.is_alive()
 
     wait_long(ended)
+
+
+def call_each(functions: Iterable[Callable[[], object]]) -> None:
+    """Call all who subscribed to something. One that fails keeps neither the others nor the caller from their work."""
+    for function in functions:
+        try:
+            function()
+        except Exception:
+            logger.exception("a subscriber's callback failed; the others go on")
 
 
 class Latch:

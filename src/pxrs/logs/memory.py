@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ import pyarrow as pa
 
 from pxrs.drivers import split_url
 from pxrs.errors import Closed, NotFound, Refused, masked_url
+from pxrs.io.signals import call_each
 from pxrs.logs.base import DEAD_LETTERS, Chunk, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Stamp, agree
 from pxrs.logs.batches import (
     check_entries,
@@ -23,8 +23,6 @@ from pxrs.logs.batches import (
 )
 from pxrs.model import check_name
 from pxrs.settings import Settings
-
-logger = logging.getLogger(__name__)
 
 
 class _PartitionLog:
@@ -69,13 +67,6 @@ class _Content:
 
 _named: dict[str, _Content] = {}
 _named_lock = threading.Lock()
-
-
-def _call(notify: Callable[[], None]) -> None:
-    try:
-        notify()
-    except Exception:  # the append has happened: its caller must not get an error
-        logger.exception("a subscriber's callback failed; the others go on")
 
 
 class MemoryLog(Log):
@@ -127,8 +118,7 @@ class MemoryLog(Log):
                 for number, partition in partitions.items()
             }
             waiting = [notify for partition in partitions.values() for notify in partition.subscribers.values()]
-        for notify in waiting:
-            _call(notify)
+        call_each(waiting)
         return given
 
     def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:

@@ -15,7 +15,7 @@ import pytest
 
 from pxrs.errors import NotFound
 from pxrs.io.watch import inotify
-from pxrs.io.watch.polling import PollingWatcher
+from pxrs.io.watch.inotify import PollingWatcher
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.stores.sharing import in_forked_child
 

@@ -8,19 +8,22 @@ made on another host (a network file system) are seen only by that second way.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import select
 import struct
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from pxrs.errors import NotFound, Unavailable
 from pxrs.io.fork import after_fork
 from pxrs.io.process_exit import Stage, at_exit
-from pxrs.io.watch.polling import POLL_SECONDS, Cancel, NoInotify, Notify, PollingWatcher, call, refusal
+from pxrs.io.signals import call_each
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,24 @@ _ANY = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLY_DIRECTORY
 _TOUCHED = _ACCESS | _MODIFY | _ATTRIB  # of a single file; to delete it changes its attributes
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 _READ = 8_192  # what does not fit is there for the next read
+
+
+Notify = Callable[[], None]
+Cancel = Callable[[], None]
+
+POLL_SECONDS = 0.02
+
+
+class NoInotify(Exception):
+    """The kernel has no inotify, or no more watches, for this user."""
+
+
+def _refusal(path: str, number: int) -> Exception:
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(f"{path}: no such directory to watch")
+    if number in (errno.ENOSPC, errno.ENOMEM):
+        return NoInotify("the limit of inotify watches is reached (fs.inotify.max_user_watches)")
+    return Unavailable(f"{path} cannot be watched: {os.strerror(number)}")
 
 
 class _Subscriber(NamedTuple):
@@ -94,7 +115,7 @@ class InotifyWatcher:
     def _add(self, path: str, mask: int) -> int:
         watch = int(self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask | _AND_BEFORE))
         if watch < 0:
-            raise refusal(path, ctypes.get_errno())
+            raise _refusal(path, ctypes.get_errno())
         return watch
 
     def _cancel(self, watch: int, token: object) -> None:
@@ -130,8 +151,7 @@ class InotifyWatcher:
     def _run(self) -> None:
         while self._wake_read not in dict(self._poll.poll()):
             self.wakeups += 1
-            for notify in self._concerned(os.read(self._fd, _READ)):
-                call(notify)
+            call_each(self._concerned(os.read(self._fd, _READ)))
 
     def _concerned(self, events: bytes) -> list[Notify]:
         """Whom the events concern, each once, however many events there are."""
@@ -164,6 +184,61 @@ class InotifyWatcher:
         for fd in (self._fd, self._wake_read, self._wake_write):
             os.close(fd)
         self._fd = -1
+
+
+class PollingWatcher:
+    """The same by looking again and again: for systems without inotify, or without a free watch."""
+
+    def __init__(self, seconds: float = POLL_SECONDS) -> None:
+        self._seconds = seconds
+
+    def watch(
+        self,
+        path: str,
+        notify: Notify,
+        only: str | None = None,  # noqa: ARG002 - it compares all
+    ) -> Cancel:
+        return self._start(path, notify, _entries(path))
+
+    def watch_files(self, paths: Sequence[str], notify: Notify) -> Cancel:
+        """Who reads a file leaves no trace: there might be one at any time."""
+        return self._start(paths[-1], notify, None)
+
+    def _start(self, path: str, notify: Notify, first: frozenset[object] | None) -> Cancel:
+        stop = threading.Event()
+        arguments = (path, notify, stop, first)
+        thread = threading.Thread(target=self._run, args=arguments, name="pxrs-polling", daemon=True)
+        _polling[thread] = stop
+        thread.start()
+        return stop.set
+
+    def _run(self, path: str, notify: Notify, stop: threading.Event, seen: frozenset[object] | None) -> None:
+        while not stop.wait(self._seconds):
+            if seen is None:
+                call_each([notify])
+                continue
+            try:
+                now = _entries(path)
+            except (NotFound, Unavailable):
+                now = frozenset()
+            if now != seen:
+                seen = now
+                call_each([notify])
+
+
+_polling: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
+
+
+def _entries(path: str) -> frozenset[object]:
+    found: set[object] = set()
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                status = os.stat(entry.path, follow_symlinks=False)
+                found.add((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    except OSError as error:
+        raise _refusal(path, error.errno or errno.EIO) from error
+    return frozenset(found)
 
 
 class _ProcessWatches:
@@ -201,7 +276,9 @@ def _after_fork() -> None:
 
 @at_exit(Stage.LOOPS)
 def _end() -> list[threading.Thread]:
-    return [] if _process.watcher is None else [_process.watcher.end()]
+    for stop in list(_polling.values()):
+        stop.set()
+    return [*_polling, *([] if _process.watcher is None else [_process.watcher.end()])]
 
 
 def watch_directory(path: str, notify: Notify, only: str | None = None) -> Cancel:

@@ -7,7 +7,6 @@ say where they are. Readers go on from their own checkpoints, so no state of a c
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from nats.aio.msg import Msg
 from pxrs.errors import Closed, Mismatch, NotFound, PxrsError, Refused, Unavailable
 from pxrs.io.fork import renew_in_child
 from pxrs.io.nats.client import Client, patiently
+from pxrs.io.signals import call_each
 from pxrs.logs.base import Chunk, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Stamp, agree
 from pxrs.logs.batches import check_entries, check_partition, refuse_offset
 from pxrs.logs.jetstream.chunks import ChunkSize
@@ -272,9 +272,6 @@ async def _found_or_made(
 # It is a hint. It is not stored, it may be lost, and after a reconnect all readers are woken, just in case.
 
 
-logger = logging.getLogger(__name__)
-
-
 class AppendSubscription:
     """One subscription on the server for all partitions of a log, made when the first reader wants to be woken."""
 
@@ -309,11 +306,7 @@ class AppendSubscription:
             self._notify(partition)
 
     def _notify(self, partition: int) -> None:
-        for notify in list(self._listeners.get(partition, {}).values()):
-            try:
-                notify()
-            except Exception:
-                logger.exception("a subscriber's callback failed; the others go on")
+        call_each(list(self._listeners.get(partition, {}).values()))
 
     def close(self) -> None:
         with self._lock:
