@@ -40,7 +40,7 @@ def test_b28_where_one_sync_fails_the_others_go_on(open_file: OpenFile, monkeypa
     broken, real = log._partition(7)[1], os.fdatasync
 
     def fdatasync(fd: int) -> None:
-        if fd == broken.file:
+        if fd == broken._fd:
             raise OSError(5, "Input/output error")
         real(fd)
 

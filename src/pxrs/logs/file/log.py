@@ -105,7 +105,7 @@ class FileLog(Log):
         try:
             with ExitStack() as locks:
                 for writer in writers.values():  # in sorted order: two processes never wait for each other
-                    locks.callback(writer.lock())
+                    locks.enter_context(writer.locked())
                 given = {number: (batches[number], stamps.get(number)) for number in writers}
                 known = {number: writer.find(*given[number]) for number, writer in writers.items()}
                 room = Room()

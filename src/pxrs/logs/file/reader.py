@@ -113,8 +113,12 @@ class PartitionFiles:
         self._extend(mark)
         if mark is None:  # the first writer of this boot leaves one before it writes, and that may have been meanwhile
             mark = read_mark(self.directory)
-        self._durable = self.end if mark is None else self._end_at(mark)
-        return self._ends_in(mark)
+        if mark is None:
+            self._durable = self.end
+            return False
+        is_end = self._ends_in(mark)
+        self._durable = self._segments[-1].end_at(mark.position) if is_end else self._end_at(mark)
+        return is_end
 
     def _ends_in(self, mark: Mark | None) -> bool:
         return mark is not None and bool(self._segments) and self._segments[-1].base == mark.base
@@ -167,7 +171,7 @@ class PartitionFiles:
             self._drop_indexes(self._segments[-3:-2])
 
     def _end_at(self, mark: Mark) -> int:
-        number = len(self._segments) - 1 if self._ends_in(mark) else self._number_of(mark.base)
+        number = self._number_of(mark.base)
         if number < 0:
             return self.history.summary.sealed_end
         segment = self._indexed(number)
@@ -228,12 +232,9 @@ class PartitionFiles:
             return summary.start
         return self._segments[0].base
 
-    def _is_broken(self) -> bool:
-        return self.active is not None and self.active.tail is Tail.BROKEN
-
     def _refuse_broken(self) -> None:
         active = self.active
-        if active is not None and self._is_broken():
+        if active is not None and active.tail is Tail.BROKEN:
             raise Damaged(f"{active.path}: the last batch, at byte {active.position}, offset {active.end}, is damaged")
 
     @_explained
@@ -264,14 +265,16 @@ class PartitionFiles:
         does not have to know what was sealed or trimmed behind it.
         """
         known = self._durable
-        return (
-            bool(known and self._segments) and self._see_durable() and self._durable == known and not self._is_broken()
-        )
+        if not known or not self._segments or not self._see_durable():
+            return False
+        return self._durable == known and self._segments[-1].tail is not Tail.BROKEN
 
     def _load(self, offset: int) -> tuple[int, pa.RecordBatch]:
         latest = self._latest
         if latest is None or not 0 <= offset - latest[0] < latest[1].num_rows:
-            segment = self._used(self._number_of(offset))
+            segment = self._segments[-1]  # where a reader that keeps up is
+            if offset < segment.base:
+                segment = self._used(self._number_of(offset))
             number = segment.index.number_of(offset)
             latest = self._latest = segment.index.bases[number], segment.load(number)
         return latest

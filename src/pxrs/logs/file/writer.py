@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeAlias
 
@@ -24,7 +24,7 @@ from pxrs.logs.file.sealed_files import NEW_SEGMENT
 from pxrs.logs.file.segment.file import Segment, cut_segment, segment_path
 from pxrs.logs.file.segment.scan import Tail
 from pxrs.logs.formats.few_rows import encode_rows
-from pxrs.logs.formats.segment import SCHEMA_MESSAGE, Header, Room, encode
+from pxrs.logs.formats.segment import SCHEMA_MESSAGE, Room, encode
 from pxrs.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -62,30 +62,18 @@ class PartitionWriter:
         self._lock_fd = -1
         self._written_from = -1
 
-    def lock(self) -> Callable[[], None]:
-        """Be the only writer: wait for the others, take in what they wrote, cut what a dead one left half done.
-
-        Returns how to free the lock again.
-        """
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only writer: wait for the others, take in what they wrote, cut what a dead one left half done."""
         deadline = _CLOCK.monotonic() + self._wait_ms / 1000
         if not self._thread_lock.acquire(timeout=self._wait_ms / 1000):
             raise self._still_locked("another thread of this process")
         try:
             self._lock_file(deadline)
             self._take_over()
-        except BaseException:
-            self._free()
-            raise
-        return self._free
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock for a block of code."""
-        free = self.lock()
-        try:
             yield
         finally:
-            free()
+            self._free()
 
     def _lock_file(self, deadline: float) -> None:
         if self._poison:
@@ -122,11 +110,6 @@ class PartitionWriter:
             f"{self._files.directory}, also after {self._wait_ms} ms (send_timeout_ms); nothing was stored"
         )
 
-    @property
-    def file(self) -> int:
-        """The descriptor of what was written and is not yet durable; -1 if there is none."""
-        return self._fd
-
     def _close_segment(self) -> None:
         fd, self._fd, self._written_from = self._fd, -1, -1
         if fd >= 0:
@@ -160,9 +143,10 @@ class PartitionWriter:
 
     def _save_index(self, full: bool) -> None:
         """Save the index. A failure is no error: batches that are not saved are found by a scan."""
-        if self._files.active is not None:
+        active = self._files.active
+        if active is not None:
             with suppress(OSError):
-                self._files.active.save_index(full)
+                active.save_index(full)
 
     def _written(self) -> Mark:
         active = self._files.active
@@ -221,15 +205,14 @@ class PartitionWriter:
             self._open_active()  # the first try may have died before its sync: this one vouches for it
             return self._files.end if known is None else known
         active = self._segment_for_append()
-        message, header = self._encoded(batch, active.end, stamp, room)
+        message: memoryview | bytes
+        if isinstance(batch, FewRows):
+            message, header = encode_rows(batch, active.end, stamp)
+        else:
+            message, header = encode(with_offsets(batch, active.end), stamp, self._compression, room)
         self._append(active, message)
         self._files.appended(active, self._written_from, header)
         return header.base
-
-    def _encoded(self, batch: Entries, base: int, stamp: Stamp | None, room: Room) -> tuple[memoryview | bytes, Header]:
-        if isinstance(batch, FewRows):
-            return encode_rows(batch, base, stamp)
-        return encode(with_offsets(batch, base), stamp, self._compression, room)
 
     def _open_active(self) -> None:
         active = self._files.active
@@ -239,13 +222,11 @@ class PartitionWriter:
     def _segment_for_append(self) -> Segment:
         active = self._files.active
         if active is None or (len(active.index) and active.position >= self._segment_bytes):
-            self._roll(active)
+            active = self._roll(active)
         self._open_active()
-        active = self._files.active
-        assert active is not None
         return active
 
-    def _roll(self, active: Segment | None) -> None:
+    def _roll(self, active: Segment | None) -> Segment:
         directory, base = self._files.directory, self._files.end
         if os.path.lexists(segment_path(directory, base)):
             raise Damaged(f"{segment_path(directory, base)} exists already, and does not belong to the log before it")
@@ -261,6 +242,8 @@ class PartitionWriter:
                 os.unlink(segment_path(directory, base))
             raise Unavailable(f"{directory}: no new segment could be made: {disk_text(error, directory)}") from error
         self._files.refresh_all()
+        assert self._files.active is not None
+        return self._files.active
 
     def _append(self, active: Segment, message: memoryview | bytes) -> None:
         self._written_from = active.position

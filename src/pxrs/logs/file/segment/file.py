@@ -13,7 +13,7 @@ from pxrs.io.durable import create_file, free_name
 from pxrs.logs.base import Stamp
 from pxrs.logs.file.segment import index as indexfile
 from pxrs.logs.file.segment.index import BatchIndex
-from pxrs.logs.file.segment.scan import Tail, Window, walk
+from pxrs.logs.file.segment.scan import Tail, walk
 from pxrs.logs.formats.segment import (
     MAX_HEADER,
     SCHEMA_MESSAGE,
@@ -62,7 +62,6 @@ class Segment:
         self.tail = Tail.CLEAN
         self._inode: int | None = None
         self._map: pa.Buffer | None = None
-        self._last = b""
 
     def refresh(self, limit: int | None = None) -> None:
         """Take in what was appended since the last look, up to ``limit``."""
@@ -98,24 +97,15 @@ class Segment:
             return False
         return (found.st_size, found.st_ino) == (self.position, self._inode)
 
-    def _known(self, fd: int, limit: int) -> Window:
-        """The number of a file that was deleted may be given to the next: the last batch must still be there."""
-        if not len(self.index):
-            return Window(fd)
-        position = self.index.positions[-1]
-        window = Window(fd, position, os.pread(fd, min(MAX_HEADER, limit - position), position))
-        is_there = bool(self._last) and window.data.startswith(self._last)
-        if not is_there and not _ends_at(fd, self.index, self.position, self.end):
-            raise Replaced(self.path)
-        return window
-
     def _walk(self, fd: int, limit: int) -> None:
-        window, known, start = self._known(fd, limit), len(self.index), self.position
+        known, start = len(self.index), self.position
+        if known and not _ends_at(fd, self.index, start, self.end):  # its number was given to another file
+            raise Replaced(self.path)
         if start == 0:
             start = check_schema(os.pread(fd, 4 * len(SCHEMA_MESSAGE), 0), self.path)
             start = self._load_index(fd) or start
         try:
-            seen = walk(fd, self.path, (start, self.end), self.index.add, limit, window)
+            seen = walk(fd, self.path, (start, self.end), self.index.add, limit)
         except BaseException:  # what was not seen to its end is not known: the next look must fail as well
             if self.position:
                 self.index.cut(known)
@@ -123,7 +113,6 @@ class Segment:
                 self.drop_index()
             raise
         self.position, self.end, self.tail = seen
-        self._last = window.last or self._last
 
     def _load_index(self, fd: int) -> int:
         """Take in the index file, if its last batch is in the segment; returns where that ends."""
@@ -142,7 +131,6 @@ class Segment:
     def add(self, position: int, header: Header) -> None:
         """Take in a batch that was just written."""
         self.index.add(position, header)
-        self._last = b""
         self.position, self.end, self.tail = position + header.length, header.end, Tail.CLEAN
 
     def end_at(self, position: int) -> int:
@@ -180,14 +168,10 @@ class Segment:
         if self._map is None or self._map.size < end:
             if end == self.position and place.length <= _SMALL:
                 return self._tail(place)
-            self._map = self._mapped()
+            with pa.memory_map(self.path) as file:
+                self._map = file.read_buffer()
+            self._refuse_replaced(os.stat(self.path))
         return self._map.slice(place.position, place.length)
-
-    def _mapped(self) -> pa.Buffer:
-        with pa.memory_map(self.path) as file:
-            stored = file.read_buffer()
-        self._refuse_replaced(os.stat(self.path))
-        return stored
 
     def _refuse_replaced(self, found: os.stat_result) -> None:
         if found.st_ino != self._inode:

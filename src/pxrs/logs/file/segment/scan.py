@@ -50,12 +50,10 @@ Take = Callable[[int, Header], None]
 class Window:
     """A file through a small buffer: many small headers cost one read, and of large bodies little is read."""
 
-    def __init__(self, fd: int, start: int = 0, data: bytes = b"") -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.start = start
-        self.data = data
-        self.last = b""
-        """The last header that was read."""
+        self.start = 0
+        self.data = b""
 
     def header(self, position: int) -> bytes:
         """The bytes of the header at a position, as far as the file has them."""
@@ -79,19 +77,16 @@ def _size_of(prefix: bytes) -> int:
         return PREFIX
 
 
-def walk(
-    fd: int, path: str, start: tuple[int, int], take: Take, limit: int | None = None, window: Window | None = None
-) -> ScanResult:
+def walk(fd: int, path: str, start: tuple[int, int], take: Take, limit: int | None = None) -> ScanResult:
     """Over all whole batches from the ``start`` (byte, offset) to the byte ``limit``."""
     position, expected = start
     size = os.fstat(fd).st_size
     if limit is not None:
         size = min(size, limit)
-    window = window or Window(fd)
+    window = Window(fd)
     while position < size:
         try:
-            data = window.header(position)
-            header = read_header(data)
+            header = read_header(window.header(position))
         except NotAHeader:
             return ScanResult(position, expected, _judge(fd, path, position, expected))
         if header.base != expected:
@@ -99,7 +94,6 @@ def walk(
         if position + header.length > size:
             return ScanResult(position, expected, Tail.PARTIAL)
         take(position, header)
-        window.last = data
         position += header.length
         expected = header.end
     return ScanResult(position, expected, Tail.CLEAN)
