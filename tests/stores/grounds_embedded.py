@@ -13,7 +13,7 @@ import pytest
 
 from pxrs.io.watch.file_bell import Bells
 from pxrs.stores.base import ABSENT, Row, Store, Swap
-from pxrs.testing.faults.suite import open_store
+from pxrs.testing.faults.racing import open_store
 from pxrs.testing.ground import FileGround, Ground, Happening
 
 

@@ -23,9 +23,9 @@ from pxrs.stores.sqlite import connections
 from pxrs.stores.sqlite import store as driver
 from pxrs.stores.sqlite.store import SqliteStore
 from pxrs.testing.conformance import StoreSuite
-from pxrs.testing.faults import racing
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
+from tests.tools import races
 
 SOON = 30.0
 LONG = 3_600.0
@@ -331,7 +331,7 @@ def test_b46_a_child_holds_a_lock_of_its_own(path: Path, store: SqliteStore) -> 
 def test_a_wait_is_woken_by_another_process(store: SqliteStore, path: Path) -> None:
     mark = store.wait("w/", 0, 0.0)
     call = Background(store.wait, "w/", mark, LONG)
-    code = f"from pxrs.testing.faults.racing import write; write('sqlite:{path}', 'w/1')"
+    code = f"from tests.tools.races import write; write('sqlite:{path}', 'w/1')"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=SOON)
     call.result(SOON, "a wait for another process")
     assert value_of(store, "w/1") == b"x"
@@ -342,7 +342,7 @@ def test_a_killed_writer_leaves_whole_transactions(store: SqliteStore, path: Pat
     """A process that swaps pairs is killed in the middle of it: nothing is locked, no pair is torn."""
     for _ in range(3):
         mark = store.wait("pair/", 0, 0.0)
-        writer = multiprocessing.get_context("spawn").Process(target=racing.write_pairs, args=(f"sqlite:{path}",))
+        writer = multiprocessing.get_context("spawn").Process(target=races.write_pairs, args=(f"sqlite:{path}",))
         writer.start()
         for _ in range(5):
             mark = store.wait("pair/", mark, SOON)
@@ -357,13 +357,13 @@ def test_a_killed_writer_leaves_whole_transactions(store: SqliteStore, path: Pat
 @pytest.mark.processes
 @pytest.mark.slow
 def test_b48_sixteen_processes_open_a_new_file_at_once(path: Path) -> None:
-    assert racing.open_together(f"sqlite:{path}", processes=16) == ["opened"] * 16
+    assert races.open_together(f"sqlite:{path}", processes=16) == ["opened"] * 16
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_b47_eight_processes_claim_and_renew_and_none_sees_a_lock(path: Path) -> None:
-    tallies = racing.claim_and_renew(f"sqlite:{path}", processes=8, seconds=6.0)
+    tallies = races.claim_and_renew(f"sqlite:{path}", processes=8, seconds=6.0)
     assert [tally.error for tally in tallies] == [""] * 8
     assert all(tally.renewed > 0 for tally in tallies), "a process starved"
 

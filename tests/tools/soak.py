@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
 
-from pxrs.testing.faults.racing import claim_and_renew, race
+from pxrs.testing.faults.racing import race_processes
 from tests.simulation.batch_histories import BatchStory
 from tests.simulation.histories import Story, run_many, totals
+from tests.tools.races import claim_and_renew, race_threads
 
 RACE_ROUNDS = 1_000
 HISTORIES_AT_ONCE = 500
@@ -26,7 +27,7 @@ FIRST_SEED = 1_000_000
 def races() -> list[str]:
     """Eight threads, then eight processes, race for 256 partitions, 1,000 rounds each."""
     with tempfile.TemporaryDirectory() as place:
-        return race(RACE_ROUNDS) + race(RACE_ROUNDS, f"sqlite:{place}/race.db")
+        return race_threads(RACE_ROUNDS) + race_processes(f"sqlite:{place}/race.db", RACE_ROUNDS)
 
 
 def renewals() -> list[str]:

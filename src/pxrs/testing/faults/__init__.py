@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pxrs.testing.faults.suite import FaultSuite, open_store
+    from pxrs.testing.faults.racing import open_store
+    from pxrs.testing.faults.suite import FaultSuite
 
 __all__ = ["FaultSuite", "open_store"]
 
@@ -19,4 +20,5 @@ __all__ = ["FaultSuite", "open_store"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'pxrs.testing.faults' has no attribute {name!r}")
-    return getattr(import_module("pxrs.testing.faults.suite"), name)
+    home = "racing" if name == "open_store" else "suite"
+    return getattr(import_module(f"pxrs.testing.faults.{home}"), name)

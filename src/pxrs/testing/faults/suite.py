@@ -17,13 +17,13 @@ from typing import ClassVar
 
 import pytest
 
-from pxrs.drivers import find_driver
 from pxrs.errors import Mismatch, Unknown
 from pxrs.model import Grant, Owner
 from pxrs.runtime.registry.registry import Registry
 from pxrs.runtime.registry.rows import Held
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Guarantee, Store, Swap, Verdict
+from pxrs.testing.faults.racing import race_processes
 from pxrs.testing.faults.scenario import HASTY, JumpingClock, Shop, eventually
 from pxrs.testing.ground import Ground, Happening
 from pxrs.testing.stores.hooks import get, put, value_of
@@ -34,11 +34,6 @@ HOUR_MS = 3_600_000
 ON_WATCH_ALONE = HASTY.with_(lease_ms=30_000, poll_ms=HOUR_MS, revoke_timeout_ms=30_000)
 """Longer than any test: a member that waits for a poll or a lease must not help."""
 ON_POLLS_ALONE = HASTY.with_(lease_ms=30_000, poll_ms=300, revoke_timeout_ms=30_000)
-
-
-def open_store(url: str, settings: Settings = HASTY) -> Store:
-    store: Store = find_driver("pxrs.stores", url).open(url, settings)
-    return store
 
 
 class FaultSuite:
@@ -237,8 +232,6 @@ class FaultSuite:
     def test_b03_eight_processes_race_for_256_partitions(self, ground: Ground) -> None:
         if not self.in_processes:
             pytest.skip("no other process can share it: threads race for it in another test")
-        from pxrs.testing.faults.racing import race_processes  # starts processes that import this module
-
         assert race_processes(ground.url, rounds=self.race_rounds) == []
 
     race_rounds: ClassVar[int] = 3

@@ -11,11 +11,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Generic, Literal, Self, TypeVar
 
 from pxrs.io.clock import SystemClock
 
@@ -78,9 +77,7 @@ class Started:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
 
@@ -94,6 +91,10 @@ class ServerProcess(Started):
 
     port: int
     """The port for clients, on the loopback interface."""
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -214,6 +215,21 @@ class ServerProcess(Started):
             process.wait(STOP_SECONDS)
         self._process = None
         atexit.unregister(self.kill)
+
+
+def fixture_of(kind: Callable[[Path], Started], scope: Literal["session", "function"] = "session") -> Any:
+    """A fixture: one server or cluster for all tests of this process, or for each its own, which it may kill.
+
+    Import it in a ``conftest.py``: every module that imports one for itself gets one of its own.
+    """
+    import pytest  # the proxy and benchmarks need none
+
+    @pytest.fixture(scope=scope)
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+        with kind(tmp_path_factory.mktemp("server")) as started:
+            yield started
+
+    return server
 
 
 Node = TypeVar("Node", bound=ServerProcess)

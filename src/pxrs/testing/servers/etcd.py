@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-import pytest
-
-from pxrs.testing.servers.base import ServerCluster, ServerProcess, find_program, free_ports, wait_until
+from pxrs.testing.servers.base import ServerCluster, ServerProcess, find_program, fixture_of, free_ports, wait_until
 
 
 class TlsFiles(NamedTuple):
@@ -98,10 +96,6 @@ class EtcdServer(ServerProcess):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/{page}", timeout=2) as answer:
             return str(answer.read().decode())
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
     def url(self, place: str, options: str = "") -> str:
         """The URL of a registry on this server."""
         return f"etcd://{self.address}/{quote(place)}{'?' + options if options else ''}"
@@ -136,18 +130,8 @@ class EtcdCluster(ServerCluster[EtcdServer]):
         return found[0]
 
 
-@pytest.fixture(scope="session")
-def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """One server for all tests of this process."""
-    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
-@pytest.fixture
-def etcd_cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
-    """Three servers, for this test alone: it may kill them."""
-    with EtcdCluster(tmp_path / "cluster") as cluster:
-        yield cluster
+etcd_server = fixture_of(EtcdServer)
+etcd_cluster = fixture_of(EtcdCluster, scope="function")
 
 
 __all__ = ["EtcdCluster", "EtcdServer", "TlsFiles", "etcd_cluster", "etcd_server"]

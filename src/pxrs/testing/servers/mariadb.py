@@ -16,14 +16,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import pytest
-
-from pxrs.testing.servers.base import ServerProcess, free_ports
+from pxrs.testing.servers.base import ServerProcess, fixture_of, free_ports
 from pxrs.testing.servers.install import UNPACKED, find_mariadb, libraries
 from pxrs.testing.servers.names import table_name
 from pxrs.testing.servers.templates import lay_out
@@ -114,10 +112,6 @@ class MariadbServer(ServerProcess):
             return len(connection.recv(16)) > 0
         return False
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
     def url(self, place: str, address: str = "", options: str = "") -> str:
         """The URL of a registry on this server: each place has its own tables."""
         where = f"{USER}:{PASSWORD}@{address or self.address}/{DATABASE}?table={table_name(place)}"
@@ -128,11 +122,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **libraries()}
 
 
-@pytest.fixture(scope="session")
-def mariadb_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariadbServer]:
-    """One server for all tests of this process."""
-    with MariadbServer(tmp_path_factory.mktemp("mariadb")) as server:
-        yield server
+mariadb_server = fixture_of(MariadbServer)
 
 
 __all__ = ["MariadbServer", "mariadb_server"]

@@ -16,13 +16,11 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import pytest
-
-from pxrs.testing.servers.base import ServerCluster, ServerProcess, find_program, free_ports, wait_until
+from pxrs.testing.servers.base import ServerCluster, ServerProcess, find_program, fixture_of, free_ports, wait_until
 
 
 class NatsServer(ServerProcess):
@@ -59,10 +57,6 @@ class NatsServer(ServerProcess):
                 return bool(answer.status == 200)
         except OSError:
             return False
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
     def url(self, queue: str, options: str = "") -> str:
         """The URL of a log on this server."""
@@ -137,18 +131,8 @@ def _leader(node: NatsServer, stream: str) -> str | None:
     return str(streams[0].get("cluster", {}).get("leader")) if streams else None
 
 
-@pytest.fixture(scope="session")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """One server for all tests of this process."""
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
-        yield server
-
-
-@pytest.fixture
-def nats_cluster(tmp_path: Path) -> Iterator[NatsCluster]:
-    """Three servers, for this test alone: it may kill them."""
-    with NatsCluster(tmp_path / "cluster") as cluster:
-        yield cluster
+nats_server = fixture_of(NatsServer)
+nats_cluster = fixture_of(NatsCluster, scope="function")
 
 
 __all__ = ["NatsCluster", "NatsServer", "nats_cluster", "nats_server"]

