@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
+from pxrs.testing.servers.etcd import etcd_cluster, etcd_server
+from pxrs.testing.servers.mariadb import mariadb_server
+from pxrs.testing.servers.nats import nats_cluster, nats_server
+from pxrs.testing.servers.postgres import postgres_server
+from pxrs.testing.servers.spark import spark_cluster
+from pxrs.testing.servers.valkey import valkey_server
 from tests.tools import store_results
+from tests.tools.one_jvm import one_jvm
+
+# Named here once, each is one server for all tests of a process: a module that imported one would start its own.
+__all__ = [
+    "etcd_cluster", "etcd_server", "mariadb_server", "nats_cluster", "nats_server", "one_jvm", "postgres_server",
+    "spark_cluster", "valkey_server",
+]  # fmt: skip
 
 _FOUND = pytest.StashKey[store_results.Outcomes]()
 

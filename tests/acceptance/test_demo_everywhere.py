@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pxrs.testing.servers import etcd, mariadb, nats, postgres, valkey
+from pxrs.testing.servers.postgres import PostgresServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-etcd_server, nats_server, valkey_server = etcd.etcd_server, nats.nats_server, valkey.valkey_server
-postgres_server, mariadb_server = postgres.postgres_server, mariadb.mariadb_server
 
 SERVERS = {
     "postgresql": "postgres_server",
@@ -22,10 +20,8 @@ SERVERS = {
     "redis": "valkey_server",
     "nats": "nats_server",
 }
-FILES: dict[str, Callable[[Path], str]] = {
-    "sqlite": lambda place: f"sqlite:{place}/registry.db",
-    "lockfiles": lambda place: f"lockfiles:{place}/registry",
-}
+FILES: dict[str, Callable[[Path], str]] = {"lockfiles": lambda place: f"lockfiles:{place}/registry"}
+"""SQLite is what the demo takes by itself: ``test_demo.py`` has seen it."""
 
 
 def told(engine: str, registry: str) -> subprocess.CompletedProcess[str]:
@@ -47,8 +43,7 @@ def test_the_demo_in_threads(store: str) -> None:
     assert shown.returncode == 0 and "PROVED" in shown.stdout, shown.stdout + shown.stderr
 
 
-@pytest.mark.xdist_group("spark-stories")  # one after the other: each starts three applications of Spark
-@pytest.mark.parametrize("server", ["postgres_server", "etcd_server"])
-def test_the_demo_in_spark_applications(server: str, request: pytest.FixtureRequest) -> None:
-    shown = told("spark", request.getfixturevalue(server).url("demo-of-spark"))
+@pytest.mark.xdist_group("spark-applications")
+def test_the_demo_in_spark_applications_that_share_a_server(postgres_server: PostgresServer) -> None:
+    shown = told("spark", postgres_server.url("demo-of-spark"))
     assert shown.returncode == 0 and "PROVED" in shown.stdout, shown.stdout + shown.stderr

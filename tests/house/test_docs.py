@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import os
 import re
 import runpy
 import shlex
-import signal
-import subprocess
 import sys
 import textwrap
-from contextlib import redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 import typer
@@ -27,21 +23,27 @@ from pxrs.spark.read import columns, options
 from pxrs.spark.read.given_options import SETTINGS
 from pxrs.spark.write import writer as sink_options
 from pxrs.testing.conformance import promises, run_suite
+from tests.house.pages import (
+    DIRECTORIES,
+    OPERATE,
+    ROOT,
+    SEALED_SPARK,
+    SPARK,
+    SPARK_USERS,
+    STREAMING,
+    VIRTUAL,
+    blocks,
+    name_of,
+    run_blocks,
+    run_page,
+    text_of,
+)
 from tests.simulation.planted.bugs import BUGS
+from tests.tools.one_jvm import OneJvm
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-SPARK = ROOT / "docs" / "spark.md"
-DIRECTORIES = ROOT / "docs" / "directories.md"
-SEALED = ROOT / "docs" / "reading-sealed.md"
-SEALED_SPARK = ROOT / "docs" / "sealed" / "spark.md"
-VIRTUAL = ROOT / "docs" / "virtual-partitions.md"
-STREAMING = ROOT / "docs" / "streaming.md"
-SPARK_USERS = ROOT / "docs" / "spark-users.md"
-OPERATE = ROOT / "docs" / "operate.md"
 RUN_ALONE = (SPARK, DIRECTORIES, SEALED_SPARK, VIRTUAL, STREAMING, SPARK_USERS, OPERATE)
-NOT_RUN = "# not run"
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -54,36 +56,6 @@ PROMISES = (
 def is_superseded(path: Path) -> bool:
     """Whether this is a decision that another one has replaced: it may name what is not there any more."""
     return re.search(r"\A#.*\n\nSuperseded by ", text_of(path)) is not None
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-def blocks(path: Path, language: str) -> list[tuple[int, str]]:
-    """The fenced blocks of one language: the line where each begins, and its text."""
-    text = text_of(path)
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
-
-
-def run_blocks(path: Path) -> dict[str, Any]:
-    """Run all Python blocks of a page in one namespace; errors show the page's own lines."""
-    names: dict[str, Any] = {"__name__": "page"}
-    for page in pages_before(path):
-        for line, code in blocks(page, "python"):
-            if NOT_RUN not in code:
-                exec(compile("\n" * line + code, str(page), "exec"), names)
-    return names
-
-
-def pages_before(path: Path) -> list[Path]:
-    """The page, and before it the one that it goes on from."""
-    return [SEALED, path] if path.parent == SEALED_SPARK.parent else [path]
 
 
 @pytest.fixture
@@ -103,99 +75,6 @@ def test_the_code_of_a_page_runs(path: Path) -> None:
     run_blocks(path)
 
 
-class Shell:
-    """One bash for all commands of a page: what runs in the background goes on from block to block."""
-
-    def __init__(self) -> None:
-        self._bash = subprocess.Popen(["bash", "-e"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def __enter__(self) -> Shell:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bash.__exit__(None, None, None)  # closes what it reads from, and waits for its end
-
-    def run(self, commands: str) -> None:
-        assert self._bash.stdin and self._bash.stdout
-        self._bash.stdin.write(f"{commands}\necho the block ends\n")
-        self._bash.stdin.flush()
-        while not (line := self._bash.stdout.readline()).endswith("the block ends\n"):
-            assert line, f"bash has ended in:\n{commands}"
-            print(line, end="", flush=True)
-        print(line.removesuffix("the block ends\n"), end="", flush=True)
-
-
-class Echo(io.StringIO):
-    """Keeps what is printed, and passes it on at once."""
-
-    def __init__(self, to: TextIO) -> None:
-        super().__init__()
-        self._to = to
-
-    def write(self, text: str) -> int:
-        self._to.write(text)
-        self._to.flush()
-        return super().write(text)
-
-
-def run_page(path: Path, changes: dict[str, str]) -> None:
-    """Do all that a page says, top to bottom, as its reader would: run code, save files, type commands.
-
-    A block of text is what the block before it prints; … stands for anything.
-    """
-    names: dict[str, Any] = {"__name__": "page"}
-    found = [(*block, language) for language in ("python", "sh", "text") for block in blocks(path, language)]
-    printed = ""
-    with Shell() as shell:
-        for line, code, language in sorted(found):
-            for old, new in changes.items():
-                code = code.replace(old, new)
-            if NOT_RUN in code:
-                continue
-            if language == "text":
-                assert _fits(printed, code), f"{path}:{line}: this is printed:\n{printed}"
-                continue
-            with redirect_stdout(Echo(sys.stdout)) as said:
-                _run_block((path, line), code, language, shell, names)
-            printed = said.getvalue()
-
-
-def _run_block(place: tuple[Path, int], code: str, language: str, shell: Shell, names: dict[str, Any]) -> None:
-    path, line = place
-    file = re.match(r"# (\w+\.py)\n", code)
-    if language == "sh":
-        shell.run(code)
-    elif file:
-        Path(file[1]).write_text(code, encoding="utf-8")
-    else:
-        exec(compile("\n" * line + code, str(path), "exec"), names)
-
-
-def _fits(printed: str, expected: str) -> bool:
-    pattern = re.escape(expected.strip()).replace("…", ".*")
-    return re.fullmatch(pattern, printed.strip(), re.DOTALL) is not None
-
-
-def run_in_another_process(call: str, directory: Path) -> str:
-    """Do with a page what this call says, in a process with a group of its own; returns what was printed."""
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    quick = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "PXRS_LEASE_MS": "4000"}
-    env = os.environ | quick | {"PATH": programs, "PYTHONPATH": f"{ROOT}{os.pathsep}."}
-    page = subprocess.Popen(
-        [sys.executable, "-c", f"from tests.house import test_docs as t; {call}"], cwd=directory, env=env,
-        start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    with page:
-        try:
-            said: str = page.communicate(timeout=580)[0]
-        finally:
-            if page.returncode != 0:  # it may have left applications behind
-                with suppress(ProcessLookupError):
-                    os.killpg(page.pid, signal.SIGKILL)
-    assert page.returncode == 0, said
-    return said
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(180)
@@ -204,14 +83,6 @@ def test_the_page_about_directories_does_and_prints_what_it_says(
 ) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     run_page(DIRECTORIES, {})
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.timeout(180)
-def test_the_page_for_operators_does_and_prints_what_it_says(tmp_path: Path) -> None:
-    said = run_in_another_process("t.run_page(t.OPERATE, {})", tmp_path)
-    assert "sent 1 message again" in said and "resumed all partitions of 'billing'" in said
 
 
 def test_the_loggers_that_operators_are_told_of_exist() -> None:
@@ -225,37 +96,38 @@ def test_a_page_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
         run_page(page, {})
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.xdist_group("spark-docs")
-@pytest.mark.timeout(600)
-def test_the_page_about_sealed_segments_in_spark_does_what_it_says(tmp_path: Path) -> None:
-    run_in_another_process("t.run_blocks(t.SEALED_SPARK)", tmp_path)
+def in_one_jvm(test: Any) -> Any:
+    """Marks of a test whose page is done in the process that they share, and on Spark over its one Java machine."""
+    marks = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
+    for mark in (*marks, pytest.mark.xdist_group("spark-applications")):
+        test = mark(test)
+    return test
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.xdist_group("spark-docs")
-@pytest.mark.timeout(600)
-def test_the_page_about_virtual_partitions_does_and_prints_what_it_says(tmp_path: Path) -> None:
-    run_in_another_process("t.run_page(t.VIRTUAL, {})", tmp_path)
+@in_one_jvm
+def test_the_page_about_sealed_segments_in_spark_does_what_it_says(one_jvm: OneJvm) -> None:
+    one_jvm.run("tests.house.pages:run_blocks_of", name_of(SEALED_SPARK), PXRS_LEASE_MS="4000")
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.xdist_group("spark-docs")
-@pytest.mark.timeout(600)
-def test_the_page_about_streaming_does_what_it_says(tmp_path: Path) -> None:
-    run_in_another_process("t.run_page(t.STREAMING, {})", tmp_path)
+@in_one_jvm
+@pytest.mark.parametrize("path", [VIRTUAL, STREAMING], ids=name_of)
+def test_a_page_about_spark_does_and_prints_what_it_says(path: Path, one_jvm: OneJvm) -> None:
+    told_by(path, {}, one_jvm)
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.xdist_group("spark-docs")
-@pytest.mark.timeout(600)
-def test_the_page_for_spark_users_does_what_it_says(tmp_path: Path) -> None:
-    said = run_in_another_process("t.run_page(t.SPARK_USERS, {})", tmp_path)
-    assert "owns [0, 1, 2, 3] and was 1000 messages behind" in said
+@in_one_jvm
+def test_the_page_for_operators_does_and_prints_what_it_says(one_jvm: OneJvm) -> None:
+    said = told_by(OPERATE, {}, one_jvm)
+    assert "sent 1 message again" in said and "resumed all partitions of 'billing'" in said
+
+
+@in_one_jvm
+def test_the_page_for_spark_users_does_what_it_says(one_jvm: OneJvm) -> None:
+    assert "owns [0, 1, 2, 3] and was 1000 messages behind" in told_by(SPARK_USERS, {}, one_jvm)
+
+
+def told_by(path: Path, changes: dict[str, str], one_jvm: OneJvm) -> str:
+    return one_jvm.run("tests.house.pages:run_page_of", name_of(path), changes, PXRS_LEASE_MS="4000")
 
 
 def test_the_options_that_spark_users_are_told_of_exist() -> None:
@@ -270,13 +142,10 @@ LEAN = {"B C D": "B C", "in C D": "in C", "== 4 and": "== 3 and"}
 """Two more Spark applications instead of three, which the page admits."""
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-@pytest.mark.xdist_group("spark-docs")
-@pytest.mark.timeout(600)
-def test_the_page_about_spark_does_what_it_says(tmp_path: Path) -> None:
+@in_one_jvm
+def test_the_page_about_spark_does_what_it_says(one_jvm: OneJvm) -> None:
     assert all(text_of(SPARK).count(words) == 1 for words in LEAN), "what is changed stands once on the page"
-    said = run_in_another_process(f"t.run_page(t.SPARK, {LEAN!r})", tmp_path)
+    said = told_by(SPARK, LEAN, one_jvm)
     [(sent, shown, different)] = re.findall(r"(\d+) orders were sent, (\d+) .* output, (\d+) different ones", said)
     assert int(sent) == int(shown) == int(different) > 5_000
     assert "1 passed" in said, "the test of the page's reader"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.one_jvm import OneJvm
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 EXPECTED = {
@@ -75,10 +77,10 @@ def test_an_example_runs_and_prints_what_it_promises(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-applications")
 @pytest.mark.parametrize("name", sorted(ON_SPARK))
-def test_an_example_on_spark_runs_and_prints_what_it_promises(name: str) -> None:
-    printed = run(name)
+def test_an_example_on_spark_runs_and_prints_what_it_promises(name: str, one_jvm: OneJvm) -> None:
+    printed = one_jvm.run("runpy:run_path", str(EXAMPLES / name), None, "__main__", strict=True)
     assert re.fullmatch(EXPECTED[name].strip(), printed.strip()), printed
 
 

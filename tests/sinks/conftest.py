@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pxrs.testing.servers.mariadb import mariadb_server
-from pxrs.testing.servers.postgres import postgres_server
 from pxrs.testing.spark import spark
 from tests.sinks.sql.support import DATABASES, Server, SqlPlace, place_name
 
-__all__ = ["mariadb_server", "postgres_server", "spark"]
+__all__ = ["spark"]
 
 
 @pytest.fixture(params=DATABASES)

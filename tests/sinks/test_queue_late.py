@@ -19,10 +19,8 @@ from pxrs.model import Range
 from pxrs.runtime.queue.queue import Queue
 from pxrs.sinks import QueueSink, queue
 from pxrs.sinks.staging import Staging
-from pxrs.testing.servers.nats import NatsServer, nats_server
+from pxrs.testing.servers.nats import NatsServer
 from tests.sinks.support import batch_of
-
-__all__ = ["nats_server"]
 
 BATCH = batch_of(Range(2, 0, 40, 1), Range(5, 0, 30, 3))
 OUTPUT = pa.table({"key": [f"k{n % 7}" for n in range(50)], "value": [b"%06d" % n for n in range(50)]})

@@ -14,27 +14,18 @@ import pyarrow.dataset as ds
 import pytest
 
 from pxrs.spark.setup.py_files import py_files
-from pxrs.testing.servers.etcd import EtcdServer, etcd_server
-from pxrs.testing.servers.nats import NatsServer, nats_server
-from pxrs.testing.servers.postgres import PostgresServer, postgres_server
-from pxrs.testing.servers.spark import (
-    QUICK,
-    Executor,
-    SparkCluster,
-    spark_cluster,
-    spark_environment,
-    spark_home,
-)
+from pxrs.testing.servers.etcd import EtcdServer
+from pxrs.testing.servers.nats import NatsServer
+from pxrs.testing.servers.postgres import PostgresServer
+from pxrs.testing.servers.spark import QUICK, Executor, SparkCluster, spark_environment, spark_home
 from tests.acceptance.cluster.env import bare_python, packed_environment, whole_environment
 from tests.acceptance.cluster.job import ROWS
 from tests.acceptance.cluster.town import ClusterTown
 
-__all__ = ["etcd_server", "nats_server", "postgres_server", "spark_cluster"]
-
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.slow,
-    pytest.mark.xdist_group("clusters"),
+    pytest.mark.xdist_group("spark-applications"),
     pytest.mark.timeout(600),
 ]
 

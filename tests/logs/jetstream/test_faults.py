@@ -22,13 +22,11 @@ from pxrs.logs.formats.segment import encode
 from pxrs.logs.jetstream import writer as jetstream_writer
 from pxrs.logs.jetstream.names import subject_of
 from pxrs.testing.logs.hooks import entries, numbered, read_all
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 from tests.logs.jetstream.helpers import Proxy, ask, open_nats, opened, stream_state, with_server
 
 pytestmark = pytest.mark.processes
-nats_server, nats_cluster = nats.nats_server, nats.nats_cluster
 
 T = TypeVar("T")
 BATCH, STAMP = {0: entries(numbered(3))}, {0: Stamp("p", 0)}

@@ -12,12 +12,10 @@ import xxhash
 from pxrs.logs.base import Log
 from pxrs.settings import Settings
 from pxrs.testing.log_conformance import LogSuite
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 from tests.logs.jetstream.helpers import delete_streams, open_nats
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 
 def url_apart(server: NatsServer | NatsCluster, place: Path, name: str) -> str:

@@ -12,12 +12,10 @@ from pxrs.io.nats.client import NatsAddress, _Connection
 from pxrs.logs.jetstream import chunks as jetstream_outlines
 from pxrs.logs.jetstream.stream import Stream
 from pxrs.testing.logs.hooks import covers, entries, numbered
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsServer
 from tests.logs.jetstream.helpers import open_nats, opened, stream_state
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 
 def test_a_list_that_breaks_off_is_an_error_and_not_the_end(

@@ -19,13 +19,11 @@ from pxrs.logs.base import Stamp
 from pxrs.logs.jetstream.names import message_id, stream_of, target_of, to_metadata
 from pxrs.logs.jetstream.stream import Stream
 from pxrs.testing.logs.hooks import entries, numbered, read_all, run_together
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.nats import NatsServer
 from tests.logs.jetstream.helpers import ask, open_nats, opened, stream_state
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 
 # ---- URLs and names --------------------------------------------------------------------------------------------------

@@ -8,9 +8,7 @@ import pxrs
 from pxrs.errors import Refused
 from pxrs.logs.jetstream.names import target_of, url_without_password
 from pxrs.logs.pieces import read_range
-from pxrs.testing.servers.nats import NatsServer, nats_server
-
-__all__ = ["nats_server"]
+from pxrs.testing.servers.nats import NatsServer
 
 
 @pytest.mark.parametrize(

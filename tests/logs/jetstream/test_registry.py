@@ -10,13 +10,11 @@ import pytest
 import pxrs
 from pxrs.errors import Damaged, Mismatch
 from pxrs.logs.base import OwnRegistry
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsServer
 from tests.logs.jetstream.helpers import ask, opened
 from tests.runtime.queue.old_version import consume_with_0_5
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 IDLE: dict[str, Any] = {"housekeeping_ms": 3_600_000, "linger_ms": 0, "segment_bytes": 1, "batch_rows": 10}
 

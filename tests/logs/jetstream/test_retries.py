@@ -16,12 +16,10 @@ from pxrs.logs.jetstream import log as jetstream
 from pxrs.logs.jetstream import writer as jetstream_writer
 from pxrs.logs.jetstream.stream import Ack, Stream, mark
 from pxrs.testing.logs.hooks import entries, numbered, read_all
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsServer
 from tests.logs.jetstream.helpers import ask, opened, stream_state
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 LARGE = [b"%07d" % number * 100_000 for number in range(5)]
 """Values that do not fit into one message of the server."""

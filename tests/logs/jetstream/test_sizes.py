@@ -9,12 +9,10 @@ import pytest
 
 import pxrs
 from pxrs.errors import Refused
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsServer
 from tests.logs.jetstream.test_jetstream import url_apart
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 
 def test_a_message_over_max_payload_is_refused_alone_and_one_at_the_limit_has_a_letter(

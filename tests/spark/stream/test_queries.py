@@ -20,12 +20,10 @@ from pxrs.errors import BadSetting
 from pxrs.model import Batch
 from pxrs.sinks import ParquetSink, QueueSink
 from pxrs.spark import fenced
-from pxrs.testing.servers.postgres import PostgresServer, postgres_server
+from pxrs.testing.servers.postgres import PostgresServer
 from tests.sinks.sql.support import SqlPlace
 from tests.spark.helpers import EACH, PARTITIONS, messages, open_orders
 from tests.spark.stream.helpers import begin, checkpoints, eventually, offsets_in, owners
-
-__all__ = ["postgres_server"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 

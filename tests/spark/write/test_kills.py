@@ -22,13 +22,10 @@ from pxrs.spark.write.decisions import Decision, Ledger
 from pxrs.spark.write.paths import WritePaths
 from pxrs.spark.write.spark_writers import StreamWriter
 from pxrs.spark.write.writer import batch_writer, stream_writer
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsServer
 from tests.spark.helpers import run_fresh
 from tests.spark.write.helpers import left_behind, texts_of
 from tests.spark.write.kills import QUERY, ROWS, SCHEMA, messages, rows_of, staged
-
-nats_server = nats.nats_server
 
 CAMPAIGN = (
     "import sys; from tests.spark.write.kills import campaign; import json; print(json.dumps(campaign(sys.argv[1])))"

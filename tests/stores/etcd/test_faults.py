@@ -20,12 +20,9 @@ from pxrs.stores.etcd.grpc_channel import messages
 from pxrs.stores.etcd.store import EtcdStore
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
-from pxrs.testing.servers.etcd import EtcdCluster, EtcdServer, etcd_cluster, etcd_server
+from pxrs.testing.servers.etcd import EtcdCluster, EtcdServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
 from tests.stores.etcd.helpers import LONG, SOON, new_place, opened, operator_of, store_on
-
-__all__ = ["etcd_cluster", "etcd_server"]  # fixtures
-
 
 # ---- the stream of changes -------------------------------------------------------------------------------------------
 

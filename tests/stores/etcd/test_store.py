@@ -17,12 +17,10 @@ from pxrs.stores.etcd.store import EtcdStore
 from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import free_ports, wait_until
-from pxrs.testing.servers.etcd import EtcdServer, etcd_server
+from pxrs.testing.servers.etcd import EtcdServer
 from pxrs.testing.stores.hooks import get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
 from tests.stores.etcd.helpers import SOON, losing_swaps_alone, new_place, opened, operator_of, store_on
-
-__all__ = ["etcd_server"]  # a fixture
 
 
 class TestEtcdStore(StoreSuite):

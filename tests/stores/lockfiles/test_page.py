@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.test_docs import ROOT, run_page
+from tests.house.pages import ROOT, run_page
 
 
 @pytest.mark.slow

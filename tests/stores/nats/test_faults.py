@@ -21,7 +21,6 @@ from pxrs.stores.nats import store as nats_store
 from pxrs.stores.nats import store as nats_watch
 from pxrs.stores.nats.store import NatsStore
 from pxrs.testing.proxy import Proxy
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.base import free_ports, wait_until
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
@@ -40,7 +39,6 @@ from tests.stores.nats.helpers import (
 )
 
 pytestmark = pytest.mark.processes
-nats_server, nats_cluster = nats.nats_server, nats.nats_cluster
 _PATIENT = "timeout_ms=15000"
 
 

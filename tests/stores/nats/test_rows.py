@@ -19,14 +19,12 @@ from pxrs.stores.nats import swaps as nats_swaps
 from pxrs.stores.nats.bucket import Subjects, key_of, stored_key
 from pxrs.stores.nats.store import NatsStore
 from pxrs.testing.proxy import Proxy
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.nats import NatsServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
 from tests.stores.nats.helpers import LONG, SOON, ask, edit, losing_swaps_alone, new_bucket, opened, store_at, store_on
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from pxrs.stores.base import Store
 from pxrs.stores.nats.store import NatsStore
 from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.proxy import Proxy
-from pxrs.testing.servers import nats
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 from pxrs.testing.stores.batches import BatchPromises
 from pxrs.testing.stores.rows import RowPromises
@@ -24,7 +23,6 @@ from pxrs.testing.stores.waits import WaitPromises
 from tests.stores.nats.helpers import ask, losing_from_the_next_swap
 
 pytestmark = pytest.mark.processes
-nats_server = nats.nats_server
 
 
 def bucket_of(place: Path) -> str:

@@ -14,11 +14,9 @@ from pxrs.stores.redis.listener import Listener
 from pxrs.stores.redis.store import RedisStore
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
-from pxrs.testing.servers.valkey import ValkeyServer, valkey_server
+from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
 from tests.stores.redis.helpers import LONG, SOON, new_place, opened, store_on
-
-__all__ = ["valkey_server"]  # a fixture
 
 pytestmark = pytest.mark.processes
 

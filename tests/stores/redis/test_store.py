@@ -16,12 +16,10 @@ from pxrs.stores.redis.store import RedisStore
 from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import free_ports, wait_until
-from pxrs.testing.servers.valkey import ValkeyServer, valkey_server
+from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
 from tests.stores.redis.helpers import SOON, losing_from_the_next_swap, losing_swaps_alone, new_place, opened, store_on
-
-__all__ = ["valkey_server"]  # a fixture
 
 
 class TestRedisStore(StoreSuite):

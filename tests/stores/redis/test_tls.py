@@ -20,11 +20,9 @@ from cryptography.x509.oid import NameOID
 from pxrs.errors import BadUrl, Unavailable
 from pxrs.stores.base import ABSENT
 from pxrs.testing.servers.base import wait_until
-from pxrs.testing.servers.valkey import ValkeyServer, valkey_server
+from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import Background, put, value_of
 from tests.stores.redis.helpers import LONG, SOON, new_place, opened
-
-__all__ = ["valkey_server"]  # a fixture
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,12 @@ from pxrs.stores.sql.store import SqlStore
 from pxrs.stores.sql.swaps import OwnChange
 from pxrs.testing.proxy import Direction, Proxy
 from pxrs.testing.servers.base import wait_until
-from pxrs.testing.servers.mariadb import MariadbServer, mariadb_server
-from pxrs.testing.servers.postgres import PostgresServer, postgres_server
+from pxrs.testing.servers.mariadb import MariadbServer
+from pxrs.testing.servers.postgres import PostgresServer
 
 SqlServer = PostgresServer | MariadbServer
 SOON = 30.0
 OPTIONS = "timeout_ms=5000&look_ms=10"
-
-__all__ = ["mariadb_server", "postgres_server"]
 
 
 @pytest.fixture(params=["postgres_server", "mariadb_server"])

@@ -23,16 +23,14 @@ from tests.stores.sql.helpers import (
     SqlServer,
     far_store,
     hasty,
-    mariadb_server,
     opened,
     place,
-    postgres_server,
     proxy,
     server,
     store,
 )
 
-__all__ = ["far_store", "mariadb_server", "place", "postgres_server", "proxy", "server", "store"]
+__all__ = ["far_store", "place", "proxy", "server", "store"]
 
 
 # ---- deadlocks ------------------------------------------------------------------------------------------------------

@@ -25,16 +25,14 @@ from tests.stores.sql.helpers import (
     far_store,
     hanging_up,
     hasty,
-    mariadb_server,
     opened,
     place,
-    postgres_server,
     proxy,
     server,
     store,
 )
 
-__all__ = ["far_store", "mariadb_server", "place", "postgres_server", "proxy", "server", "store"]
+__all__ = ["far_store", "place", "proxy", "server", "store"]
 
 
 # ---- answers that are lost -------------------------------------------------------------------------------------------

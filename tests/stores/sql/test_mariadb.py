@@ -14,10 +14,8 @@ from pxrs.stores.base import Store
 from pxrs.stores.sql.store import SqlStore
 from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.proxy import Proxy
-from pxrs.testing.servers.mariadb import MariadbServer, mariadb_server
+from pxrs.testing.servers.mariadb import MariadbServer
 from tests.stores.sql.helpers import losing_commits
-
-__all__ = ["mariadb_server"]
 
 
 class TestMariadbStore(StoreSuite):

@@ -26,9 +26,9 @@ from pxrs.testing.servers.mariadb import PASSWORD, MariadbServer
 from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.stores.hooks import get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
-from tests.stores.sql.helpers import OPTIONS, SqlServer, mariadb_server, opened, place, postgres_server, server, store
+from tests.stores.sql.helpers import OPTIONS, SqlServer, opened, place, server, store
 
-__all__ = ["mariadb_server", "place", "postgres_server", "server", "store"]
+__all__ = ["place", "server", "store"]
 
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 

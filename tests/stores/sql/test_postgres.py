@@ -19,11 +19,9 @@ from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.names import table_name
-from pxrs.testing.servers.postgres import PostgresServer, postgres_server
+from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.stores.hooks import put, swap, value_of
 from tests.stores.sql.helpers import losing_commits
-
-__all__ = ["postgres_server"]
 
 
 class TestPostgresStore(StoreSuite):

@@ -10,10 +10,7 @@ import pytest
 
 import pxrs as library
 from pxrs.model import MemberRow
-from pxrs.testing.servers.postgres import postgres_server
 from tests.apps.cli.helpers import QUEUE, Pxrs, make_queue
-
-__all__ = ["postgres_server"]
 
 HOUR = 3_600.0
 
