@@ -156,11 +156,6 @@ class Partition(NamedTuple):
         """The offset where the next owner starts unless it asks for another one: the checkpoint, or the beginning."""
         return self.checkpoint or 0
 
-    def at(self, checkpoint: int, note: str) -> Partition:
-        """The same row with other progress. Does what ``_replace`` does, at a fraction of its price."""
-        number, owner, epoch, _, cause, paused, _, history = self
-        return Partition(number, owner, epoch, checkpoint, cause, paused, note, history)
-
 
 class MemberState(StrEnum):
     """The state that a member reports. A stalled one beats but makes no progress; others get its partitions.

@@ -46,7 +46,7 @@ def advance(row: Partition, grant: Grant, position: int, end: int | None = None,
         raise BadCheckpoint(
             f"partition {row.number}: checkpoint {position} is before the stored {row.checkpoint}; use seek to go back"
         )
-    return row.at(position, row.note if note is None else note)
+    return row._replace(checkpoint=position, note=row.note if note is None else note)
 
 
 def release(row: Partition, grant: Grant, position: int | None, at: float) -> Partition:

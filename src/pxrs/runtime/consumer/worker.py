@@ -175,7 +175,8 @@ class Worker:
                 self.busy_since = None
                 self._parking.wait(error, until_change=True)
                 continue
-            self._parking.end()
+            if self._parking.trouble is not None:
+                self._parking.end()
             if batch is not None:
                 self._handle_batch(batch)
             elif not self._halt:
@@ -204,7 +205,8 @@ class Worker:
         except Unavailable:
             self._job.sight.failed()
             raise
-        self._job.sight.worked()
+        if self._job.sight.blindness.sees_nothing:
+            self._job.sight.worked()
         if batch is None and not self.is_live:
             self.is_live = True
             self._job.wake()

@@ -25,6 +25,8 @@ class Blindness:
         self._grace = PARKED_SECONDS + settings.lease_ms / 1000
         self._since: float | None = None
         self._counts_until = -inf
+        self.sees_nothing = False
+        """What is so at this moment."""
 
     def saw(self, answers: bool) -> None:
         """Whether the log has answered just now."""
@@ -32,16 +34,12 @@ class Blindness:
         if answers and self.is_lost(now):
             self._counts_until = now + self._grace
         self._since = None if answers else (now if self._since is None else self._since)
+        self.sees_nothing = not answers
 
     @property
     def is_blind(self) -> bool:
         """What the others shall know."""
         return self.sees_nothing or self._clock.monotonic() < self._counts_until
-
-    @property
-    def sees_nothing(self) -> bool:
-        """What is so at this moment."""
-        return self._since is not None
 
     def is_lost(self, now: float) -> bool:
         """Whether the log has not answered for longer than the progress limit."""
@@ -67,9 +65,8 @@ class LogReachability:
         _all.add(self)
 
     def worked(self) -> None:
-        """A read had an answer."""
-        if self.blindness.sees_nothing:
-            self.blindness.saw(True)
+        """A read had an answer, after one that had none."""
+        self.blindness.saw(True)
 
     def failed(self) -> None:
         """A read had no answer. From now on the log is looked at until it answers."""

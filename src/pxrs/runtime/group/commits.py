@@ -70,7 +70,7 @@ class Commits:
             asked = self._submitted.popleft()
             try:
                 self._doubt(asked.request.positions)
-                asked.outcome.set_result(self._carry_out(asked.request, now))
+                asked.outcome.set_result(self._store(asked.request, now))
             except PxrsError as error:
                 asked.outcome.set_exception(error)
                 if isinstance(error, WentBack | BadCheckpoint):
@@ -107,72 +107,65 @@ class Commits:
                 submitted = self._submitted.popleft()
                 submitted.outcome.set_exception(Closed("this member has ended; nothing more is committed"))
 
-    def _carry_out(self, request: CommitRequest, now: float) -> Changed:
-        if not request.all_or_none:
-            return self.commit(request.positions, now)
-        self._registry.store_progress(request)
-        for grant, position in request.positions.items():
-            if self._holds(grant):
-                self._stored(self._handles[grant.partition], None, position, now)
-        return {}
-
     # ---- on a policy ------------------------------------------------------------------------------------------------
 
     def commit_due(self, now: float) -> None:
-        due = {h.grant: self._work.position(p) for p, h in self._handles.items() if self._is_due(p, now)}
-        self.commit({grant: position for grant, position in due.items() if position is not None}, now)
+        news = {handle.grant: self._news(number, handle) for number, handle in self._handles.items()}
+        self.commit({grant: at for grant, at in news.items() if at is not None and self._is_due(grant, at, now)}, now)
 
     def times(self) -> list[float]:
         """When the known progress is due at the latest."""
-        return [h.committed_at + self._policy.seconds for p, h in self._handles.items() if self._has_news(p, h)]
+        waiting = [handle for number, handle in self._handles.items() if self._news(number, handle) is not None]
+        return [handle.committed_at + self._policy.seconds for handle in waiting]
 
-    def _has_news(self, number: int, handle: Handle) -> bool:
+    def _news(self, number: int, handle: Handle) -> int | None:
+        """The position, if it is to be stored. One behind what is committed is that of output being published."""
         if handle.mode is Mode.RELEASING or handle.in_doubt:
-            return False
+            return None
         position = self._work.position(number)
-        # Behind what is committed stands one whose output is still being published: that is no news.
-        return position is not None and (handle.committed is None or position > handle.committed)
+        is_new = position is not None and (handle.committed is None or position > handle.committed)
+        return position if is_new else None
 
-    def _is_due(self, number: int, now: float) -> bool:
-        handle = self._handles[number]
-        position = self._work.position(number)
-        if position is None or handle.mode is Mode.RELEASING or handle.in_doubt:
-            return False
+    def _is_due(self, grant: Grant, position: int, now: float) -> bool:
+        handle = self._handles[grant.partition]
         if handle.committed is None:
             # A start that was chosen ("latest", a time) must be written down before a crash could lose it,
             # also where it is 0: "latest" would be somewhere else next time.
             return True
         return self._policy.due(position - handle.committed, now - handle.committed_at)
 
+    # ---- both --------------------------------------------------------------------------------------------------------
+
     def commit(self, positions: Mapping[Grant, int], now: float) -> Changed:
         """Store these positions, each under the epoch of the claim it was worked under, never of a later one."""
-        if not positions:
-            return {}
-        known = {g.partition: held for g in positions if (held := self._held(g)) is not None}
-        results = self._registry.commit(positions, known)
-        for grant, position in positions.items():
-            if self._holds(grant):
-                self._judge(grant.partition, results[grant.partition], position, now)
+        return self._store(CommitRequest(positions), now) if positions else {}
+
+    def _store(self, request: CommitRequest, now: float) -> Changed:
+        held = {grant: self._handles[grant.partition] for grant in request.positions if self._holds(grant)}
+        known = {grant.partition: handle.held for grant, handle in held.items() if handle.held is not None}
+        results = self._registry.store_progress(request, known)
+        for grant, handle in held.items():
+            if request.all_or_none:  # what the rows are now has not been read
+                self._stored(handle, None, request.positions[grant], now)
+            else:
+                self._judge(handle, results[grant.partition], request.positions[grant], now)
         return results
 
     def _holds(self, grant: Grant) -> bool:
         handle = self._handles.get(grant.partition)
         return handle is not None and handle.grant == grant
 
-    def _held(self, grant: Grant) -> Held[Partition] | None:
-        return self._handles[grant.partition].held if self._holds(grant) else None
-
-    def _judge(self, number: int, result: Held[Partition] | PxrsError, position: int, now: float) -> None:
-        handle = self._handles[number]
+    def _judge(self, handle: Handle, result: Held[Partition] | PxrsError, position: int, now: float) -> None:
         if isinstance(result, WentBack | BadCheckpoint):
             raise result  # the store, or the work, is not what it should be: end loudly
-        if isinstance(result, Fenced):
+        if isinstance(result, Held):
+            self._stored(handle, result, position, now)
+        elif isinstance(result, Fenced):
+            number = handle.grant.partition
             if not result.by_seek:
                 facts = {"member": handle.grant.owner.id, "partition": number, "error": str(result)}
                 self._report("refused", facts)
             self._drop(number, sought=result.by_seek)
-        elif isinstance(result, Held):
-            self._stored(handle, result, position, now)
         else:
             handle.held, self.trouble = None, result
 

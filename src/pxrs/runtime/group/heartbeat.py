@@ -48,13 +48,13 @@ class Heartbeat:
         self._leaving = False
 
     def keep(self, now: float) -> None:
-        """Join, or beat if it is time."""
+        """Join, or beat: it is time (``next_beat``)."""
         if not self.joined:
             self._held = self._registry.register(self._as_of_now())
             self.joined = True
             self._confirmed(now)
             self._report("joined", {"member": self._row.id, "inc": self._row.inc})
-        elif now >= self.next_beat:
+        else:
             known, self._held = self._held, None
             self._held = self._registry.beat(self._as_of_now(), known)
             self._confirmed(now)

@@ -42,18 +42,14 @@ class Leader:
         self._lives: frozenset[tuple[str, str]] = frozenset()
         self._buried: frozenset[str] = frozenset()
         self._overdue: dict[int, tuple[Owner, float]] = {}
-        self._verify = False
+        self.is_busy = False
+        """Whether a rebalance is under way that this leader has to follow closely."""
         self._planned_at = self._freed_at = 0.0
         self._plan: dict[str, Any] | None = None
 
     @property
     def leads(self) -> bool:
         return self._lead is not None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a rebalance is under way that this leader has to follow closely."""
-        return self.leads and self._verify
 
     @property
     def is_alone(self) -> bool:
@@ -96,7 +92,7 @@ class Leader:
                 self._report_end("handed on", now)
             else:
                 self._registry.resign(self._lead)
-        self._lead = None
+        self._lead, self.is_busy = None, False
 
     # ---- becoming and staying leader ----------------------------------------------------------------------
 
@@ -108,7 +104,7 @@ class Leader:
         self._lead = None
         self._lives = frozenset()
         self._overdue = {}
-        self._verify, self._plan = False, None
+        self.is_busy, self._plan = False, None
         self._report("deposed", {"member": self._me.id})
 
     def _stand(self, group: Group) -> bool:
@@ -151,16 +147,16 @@ class Leader:
             for name in set(group.members) - members.keys():  # expired in the store: nobody else clears up behind it
                 self._registry.remove_wake_row(name)
             return changed
-        self._verify = polled or not self._is_at_rest(lives, dead)
+        self.is_busy = polled or not self._is_at_rest(lives, dead)
         self._lives, self._buried = lives, dead
-        if self._verify and target is not None:
+        if self.is_busy and target is not None:
             self._settle(group, target, members, dead, now)
         self._clear_away(group, members, dead)
         return False
 
     def _is_at_rest(self, lives: frozenset[tuple[str, str]], dead: frozenset[str]) -> bool:
         """Whether nobody came, went or died since everything was found where it belongs."""
-        return not self._verify and (lives, dead) == (self._lives, self._buried)
+        return not self.is_busy and (lives, dead) == (self._lives, self._buried)
 
     def _dead(self, members: dict[str, MemberRow], now: float) -> frozenset[str]:
         """Judged on this process's own clock, and never this member itself."""
@@ -186,7 +182,7 @@ class Leader:
         except Conflict:
             return True
         self._report_end("overtaken", now)
-        self._verify, self._planned_at, self._freed_at = True, now, now
+        self.is_busy, self._planned_at, self._freed_at = True, now, now
         self._plan = self._facts(planned, target, _changed(previous, target))
         self._report("planned", self._plan)
         return True
@@ -243,7 +239,7 @@ class Leader:
 
     def _settled(self, now: float) -> None:
         self._report_end("done", now)
-        self._verify = False
+        self.is_busy = False
         self._overdue = {}
 
     def _report_end(self, how: str, now: float) -> None:

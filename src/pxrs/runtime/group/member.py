@@ -61,6 +61,8 @@ class Member:
         self.error: PxrsError | None = None
         self.damaged = Spoilt(row.id, report)
         self.gone = False
+        self.finished = False
+        """Whether there are no more rounds: it has left, or an error has ended it."""
         self._registry = registry
         self._work = work
         self._pulse = Heartbeat(registry, work, row, settings, report, clock.wall)
@@ -113,28 +115,13 @@ class Member:
         """Seconds since the registry confirmed the last beat."""
         return now - self._pulse.confirmed_at if self.joined else 0.0
 
-    @property
-    def finished(self) -> bool:
-        return self.gone or self.error is not None
-
     def round(self) -> float:
         """Do what is due; returns the monotonic time at which to be called again at the latest."""
         now = self._clock.monotonic()
-        self._forget_troubles()
-        for part in (
-            self._keep_alive,
-            self._commit_submitted,
-            self._follow,
-            self._commit_due,
-            self._coordinate,
-            self._finish_leaving,
-        ):
-            if not self.finished:
-                self._do(part, now)
+        self._do_parts(now)
         if self.finished:
             self.commits.close()
-        self._trouble = self._trouble or self.commits.trouble
-        if self._trouble is not None and not self.finished:
+        elif self._trouble is not None:
             self.troubled_since = now if self.troubled_since is None else self.troubled_since
             self._report("troubled", {"member": self.me.id, "error": str(self._trouble)})
             self._leave_anyway(now)
@@ -144,29 +131,33 @@ class Member:
             self.troubled_since = None
         return self._next_round(now)
 
-    def _forget_troubles(self) -> None:
+    def _do_parts(self, now: float) -> None:
+        """The six parts of a round. One that fails keeps no other from being done; some errors end this life."""
+        parts = (self._keep_alive, self._commit_submitted, self._follow, self.commits.commit_due, self._coordinate,
+                 self._finish_leaving)  # fmt: skip
         self._trouble = self.commits.trouble = None
-
-    def _do(self, part: Callable[[float], None], now: float) -> None:
-        try:
-            part(now)
-        except (Fenced, WentBack, BadCheckpoint) as error:
-            self._give_up(error)
-        except (Unavailable, Conflict, Unknown, Damaged) as error:
-            if isinstance(error, Damaged) and not is_bad_row(error):
-                raise
-            self._trouble = error
+        for part in parts:
+            if self.finished:
+                return
+            try:
+                part(now)
+            except (Fenced, WentBack, BadCheckpoint) as error:
+                self._give_up(error)
+            except (Unavailable, Conflict, Unknown, Damaged) as error:
+                if isinstance(error, Damaged) and not is_bad_row(error):
+                    raise
+                self._trouble = error
+        self._trouble = self._trouble or self.commits.trouble
 
     # ---- staying alive ----------------------------------------------------------------------------------------
 
     def _keep_alive(self, now: float) -> None:
-        self._pulse.keep(now)
-        if self._pulse.lapsed:
+        pulse = self._pulse
+        if now >= pulse.next_beat:
+            pulse.keep(now)
+        if pulse.lapsed:
             self._polled = True
-        self._obey(self._pulse.asked_to_leave)
-
-    def _obey(self, asked_to_leave: bool) -> None:
-        if asked_to_leave:
+        if pulse.asked_to_leave:
             self.leave()
 
     def _give_up(self, error: PxrsError) -> None:
@@ -175,7 +166,7 @@ class Member:
             error = DuplicateMember(str(error))
         for partition in list(self.handles):
             self._drop(partition, lost=True)
-        self.error = error
+        self.error, self.finished = error, True
         if isinstance(error, Fenced):
             with suppress(PxrsError):  # a newer life stands there, or the store does not answer: the leader clears up
                 self._registry.clear_eviction(self.me)
@@ -184,7 +175,7 @@ class Member:
     # ---- following the target -----------------------------------------------------------------------------------
 
     def _follow(self, now: float) -> None:
-        if not self.joined:
+        if not self._pulse.joined:
             return  # the row may still be an earlier life's: that is no reason to stop, it will be replaced
         if not (self._polled or now >= self._next_poll or self._has_drained()):
             return
@@ -200,7 +191,8 @@ class Member:
         self._next_poll = now + self._settings.poll_ms / 1000
 
     def _has_drained(self) -> bool:
-        return any(h.mode is Mode.DRAINING and self._work.drained(p) for p, h in self.handles.items())
+        draining = [number for number, handle in self.handles.items() if handle.mode is Mode.DRAINING]
+        return any(map(self._work.drained, draining))
 
     def _read_group(self) -> None:
         """The group row, this member's own row, and the target that the group row points to."""
@@ -208,7 +200,8 @@ class Member:
         if group is None:
             raise WentBack(f"group {self._registry.group_name!r} has vanished: the registry store was wiped")
         ownership.require_not_put_out(group, self.me)
-        self._obey(self._pulse.look(self._registry.member(self.me.id).row))
+        if self._pulse.look(self._registry.member(self.me.id).row):
+            self.leave()
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)
         if group.target is not None and self._target is None:
@@ -335,12 +328,9 @@ class Member:
         if self.commits.serve(now):
             self._polled = True
 
-    def _commit_due(self, now: float) -> None:
-        self.commits.commit_due(now)
-
     def _coordinate(self, now: float) -> None:
         """Watch the others at the pace of the beats; if the group changed, look at it at once."""
-        if self._group is None or self.is_leaving:
+        if self._group is None or self._leaving_since is not None:
             return
         if not (self._looked or self.leader.is_busy or now >= self._next_watch):
             return
@@ -354,7 +344,7 @@ class Member:
         if self._leaving_since is None:
             return
         if not self.joined:
-            self.gone = True
+            self.gone = self.finished = True
             return
         self._pulse.announce_leaving()
         if self.handles and now < self._drained_by:
@@ -363,7 +353,7 @@ class Member:
         if self._group is not None and (group := self._registry.find_group()) is not None:
             self.leader.leave(group, now)
         self._registry.deregister(self.me)
-        self.gone = True
+        self.gone = self.finished = True
         self._report("left", {"member": self.me.id})
 
     def _leave_anyway(self, now: float) -> None:
@@ -372,7 +362,7 @@ class Member:
         if self._leaving_since is not None and now - self._leaving_since > patience:
             for number in list(self.handles):
                 self._drop(number, lost=True)
-            self.gone = True
+            self.gone = self.finished = True
             self._report("left", {"member": self.me.id})
 
     def _abandon_rest(self) -> None:

@@ -1,10 +1,9 @@
-"""What a consumer measures: counters that follow its reports, and gauges that are read when somebody asks."""
+"""What a consumer measures: counters of what it has reported, and gauges that are read when somebody asks."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from pxrs.errors import PxrsError
 from pxrs.io.clock import Clock
@@ -16,17 +15,17 @@ from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.telemetry import metric_names as metrics
 from pxrs.runtime.telemetry.metric_names import Metric, Sample
 
-_COUNTED: dict[str, Metric] = {
-    "settled": metrics.REBALANCES,
-    "claimed": metrics.CLAIMS,
-    "released": metrics.RELEASES,
-    "lost": metrics.LOSSES,
-    "committed": metrics.COMMITS,
-    "refused": metrics.FENCED_WRITES,
-    "fenced": metrics.FENCED_WRITES,
-    "troubled": metrics.TROUBLES,
-    "batch": metrics.BATCHES,
+_COUNTED: dict[Metric, tuple[str, ...]] = {
+    metrics.REBALANCES: ("settled",),
+    metrics.CLAIMS: ("claimed",),
+    metrics.RELEASES: ("released",),
+    metrics.LOSSES: ("lost",),
+    metrics.COMMITS: ("committed",),
+    metrics.FENCED_WRITES: ("refused", "fenced"),
+    metrics.TROUBLES: ("troubled",),
+    metrics.BATCHES: ("batch",),
 }
+"""The metrics that count reports, and of which kinds."""
 
 
 class Measured(Protocol):
@@ -48,21 +47,25 @@ def _none() -> Waiting:
 class Meter:
     """The metrics of one consumer. Nothing is computed on the way of a message; lag is looked up when asked for.
 
-    ``letters`` tells of the dead letters of the group: a matter of the member that leads.
+    ``counts`` says how often the member has reported each kind of event. ``letters`` tells of the dead letters of the
+    group: a matter of the member that leads.
     """
 
-    def __init__(self, log: Log, group: str, clock: Clock, letters: Callable[[], Waiting] = _none) -> None:
+    def __init__(
+        self,
+        log: Log,
+        group: str,
+        clock: Clock,
+        counts: Mapping[str, int] | None = None,
+        letters: Callable[[], Waiting] = _none,
+    ) -> None:
+        self._counts = {} if counts is None else counts
         self._letters = letters
         self._log = log
         self._group = group
         self._clock = clock
-        self._counts: Counter[Metric] = Counter()
         self._member: Member | None = None
         self._work: Measured | None = None
-
-    def __call__(self, kind: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a report
-        if kind in _COUNTED:
-            self._counts[_COUNTED[kind]] += 1
 
     def connect(self, member: Member, work: Measured) -> None:
         self._member, self._work = member, work
@@ -73,8 +76,8 @@ class Meter:
             return
         of_group = (self._log.identity.name, self._group)
         labels = (*of_group, self._member.me.id)
-        for metric in dict.fromkeys(_COUNTED.values()):
-            yield Sample(metric, labels, self._counts[metric])
+        for metric, kinds in _COUNTED.items():
+            yield Sample(metric, labels, sum(self._counts.get(kind, 0) for kind in kinds))
         yield from self._of_member(self._member, labels)
         yield from self._of_work(self._work, labels)
         if self._member.leader.leads:

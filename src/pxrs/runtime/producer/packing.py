@@ -126,7 +126,8 @@ class Receipt:
 
     def result(self, timeout: float | None = None) -> tuple[int, int]:
         """(partition, offset), once the message is durable. Asking sends the batch off without lingering."""
-        check_seconds("timeout", timeout)
+        if timeout is not None:
+            check_seconds("timeout", timeout)
         partitions, offsets = self.parcel.wait(timeout)
         return int(partitions[self.row]), int(offsets[self.row])
 

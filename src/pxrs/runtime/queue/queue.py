@@ -31,7 +31,7 @@ from pxrs.runtime.group.membership import Membership
 from pxrs.runtime.group.meter import Measured, Meter
 from pxrs.runtime.group.until_end import FinishLine
 from pxrs.runtime.group.work import Work
-from pxrs.runtime.ports.events import Report, to_all
+from pxrs.runtime.ports.events import Report
 from pxrs.runtime.ports.sink import Sink, bind, check_sink
 from pxrs.runtime.producer.named import NamedProducer
 from pxrs.runtime.producer.producer import Producer
@@ -238,9 +238,8 @@ class Queue:
             beat_ms=settings.beat_ms,
         )  # fmt: skip
         group = registry.group_name
-        meter = Meter(self.log, group, self._clock, handle.dead_letters.waiting)
-        listeners: list[Report] = [EventLog(self.name, group, self._clock), meter, *([report] if report else [])]
-        told = to_all(*listeners)
+        told = EventLog(self.name, group, self._clock, report)
+        meter = Meter(self.log, group, self._clock, told.counts, handle.dead_letters.waiting)
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
         meter.connect(taking_part, work)
         enter = partial(self._enter, registry, name, told, settings)

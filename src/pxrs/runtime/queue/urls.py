@@ -143,6 +143,8 @@ class LateStore(Store):
         if kept is not made:
             made.close()
         self._made = kept
+        # From now on calls go straight to the store that there is.
+        self.__dict__.update(read=kept.read, scan=kept.scan, swap_each=kept.swap_each, swap_all=kept.swap_all)
         return kept
 
     def _check_open(self) -> None:

@@ -1,12 +1,17 @@
-"""Log lines for people: one for each rebalance with its reason, and one for each thing that went wrong."""
+"""What happens in one member: counted, written to the log for people, and told to a user who listens.
+
+One line for each rebalance with its reason, and one for each thing that went wrong.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pxrs.io.clock import Clock
+from pxrs.runtime.ports.events import Report
 from pxrs.runtime.views.tables import counted
 
 logger = logging.getLogger("pxrs.group")
@@ -46,21 +51,27 @@ AGAIN_SECONDS = 60.0
 
 
 class EventLog:
-    """Writes what one member reports to the log. An outage of the registry is one line, and then one each minute."""
+    """Takes in what one member reports. An outage of the registry is one log line, and then one each minute."""
 
-    def __init__(self, queue: str, group: str, clock: Clock) -> None:
+    def __init__(self, queue: str, group: str, clock: Clock, report: Report | None = None) -> None:
+        self.counts: Counter[str] = Counter()
+        """How often each kind of event has come."""
+        self._tell = report
         self._group = f"{queue}/{group}"
         self._clock = clock
         self._tries = 0
         self._since = self._again_at = 0.0
 
     def __call__(self, kind: str, facts: Mapping[str, Any]) -> None:
+        self.counts[kind] += 1
         if kind == "answered":
             self._tries = 0
         if kind != "troubled":
             self._write(kind, facts)
         elif news := self._count_trouble():
             self._write(news, {**facts, "tries": self._tries, "seconds": self._clock.monotonic() - self._since})
+        if self._tell is not None:
+            self._tell(kind, facts)
 
     def _count_trouble(self) -> str:
         """What is to be said of one more failure: it is new, or it has lasted for one more minute, or nothing."""
