@@ -79,12 +79,12 @@ class Watch:
 
     def shortest_lease(self) -> float:
         """The shortest lease in seconds: a member must be looked at several times within its lease."""
-        return min((seen.row.lease_ms / 1000 for seen in self._seen.values()), default=float("inf"))
+        return min([seen.row.lease_ms / 1000 for seen in self._seen.values()], default=float("inf"))
 
     def next_verdict(self, now: float) -> float | None:
         """The first moment after ``now`` at which a member may have to be judged: the time to look again."""
-        moments = (seen.since + ms / 1000 for seen in self._seen.values() for ms in _limits(seen.row))
-        return min((moment for moment in moments if moment > now), default=None)
+        limits = [(seen.since, ms) for seen in self._seen.values() for ms in (seen.row.lease_ms, seen.row.patience_ms)]
+        return min([since + ms / 1000 for since, ms in limits if since + ms / 1000 > now], default=None)
 
     def next_look(self, now: float) -> float | None:
         """The time of the next look, so that each heartbeat is seen at most a tenth of its lease after it came. None:
@@ -103,10 +103,6 @@ class Watch:
 
 def _step(seen: _Seen) -> float:
     return seen.row.lease_ms / 1000 / LOOKS
-
-
-def _limits(row: MemberRow) -> tuple[int, int]:
-    return row.lease_ms, row.patience_ms
 
 
 # ---- for people: nothing that is decided here changes a row ----------------------------------------------------------

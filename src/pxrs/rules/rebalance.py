@@ -79,9 +79,9 @@ def eligible(members: Iterable[MemberRow], dead: frozenset[str], planned: tuple[
     """
     alive = [m for m in members if m.id not in dead and m.state in (MemberState.ACTIVE, MemberState.STALLED)]
     able = [m for m in alive if m.state is MemberState.ACTIVE]
-    if all(m.blind for m in able):
+    if not [m for m in able if not m.blind]:
         able += [m for m in alive if m.state is MemberState.STALLED and (m.id in planned or not m.blind)]
-    return tuple(sorted(m.id for m in able or alive))
+    return tuple(sorted([m.id for m in able or alive]))
 
 
 def explain(

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pxrs.errors import BadSetting, Damaged, NewerFormat
@@ -62,13 +63,28 @@ class Target:
         return tuple(name for place, name in enumerate(self.members) if place not in busy)
 
     def encode(self) -> bytes:
-        """Encode the target for a write-once row: one JSON line, then the owners as zlib-packed 16-bit numbers."""
-        return _encode(self)
+        """Encode the target for a write-once row: one JSON line, then the owners as zlib-packed 16-bit numbers.
 
-    @classmethod
-    def decode(cls, data: bytes) -> Target:
+        Equal targets give equal bytes.
+        """
+        head = {"format": FORMAT, "partitions": self.partitions, "members": self.members}
+        places = (_NOBODY if owner == NOBODY else owner for owner in self.owners)
+        packed = zlib.compress(struct.pack(f"<{self.partitions}H", *places))
+        return json.dumps(head, separators=(",", ":")).encode() + b"\n" + packed
+
+    @staticmethod
+    @lru_cache(maxsize=16)  # a target never changes, and is read with every look at the group
+    def decode(data: bytes) -> Target:
         """Decode the bytes that ``encode`` made; anything else is refused as damaged."""
-        return _decode(data)
+        head, newline, packed = data.partition(b"\n")
+        if not newline:
+            raise _damaged("it has no head line")
+        partitions, members = _read_head(head)
+        places = struct.unpack(f"<{partitions}H", _unpacked(packed, 2 * partitions))
+        owners = tuple(NOBODY if place == _NOBODY else place for place in places)
+        if max(owners, default=NOBODY) >= len(members):
+            raise _damaged("it names an owner that is no member")
+        return Target(members, owners)
 
 
 def sorted_members(members: Iterable[str]) -> tuple[str, ...]:
@@ -88,27 +104,6 @@ def held_by(target: Target, members: tuple[str, ...]) -> list[list[int]]:
         if parts is not None:
             parts.append(partition)
     return list(lists.values())
-
-
-def _encode(target: Target) -> bytes:
-    """The bytes of a target. Equal targets give equal bytes."""
-    head = {"format": FORMAT, "partitions": target.partitions, "members": target.members}
-    places = (_NOBODY if owner == NOBODY else owner for owner in target.owners)
-    packed = zlib.compress(struct.pack(f"<{target.partitions}H", *places))
-    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + packed
-
-
-def _decode(data: bytes) -> Target:
-    """The target of these bytes; anything that was not written by ``Target.encode`` is refused."""
-    head, newline, packed = data.partition(b"\n")
-    if not newline:
-        raise _damaged("it has no head line")
-    partitions, members = _read_head(head)
-    places = struct.unpack(f"<{partitions}H", _unpacked(packed, 2 * partitions))
-    owners = tuple(NOBODY if place == _NOBODY else place for place in places)
-    if max(owners, default=NOBODY) >= len(members):
-        raise _damaged("it names an owner that is no member")
-    return Target(members, owners)
 
 
 def _read_head(line: bytes) -> tuple[int, tuple[str, ...]]:

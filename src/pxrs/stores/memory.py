@@ -82,13 +82,13 @@ class MemoryStore(Store):
         table = self._shared()
         with table.changed:
             self._check_open()
-            return [table.rows.get(key) for key in keys]
+            return list(map(table.rows.get, keys))
 
     def scan(self, prefix: str) -> list[Row]:
         table = self._shared()
         with table.changed:
             self._check_open()
-            return sorted(row for key, row in table.rows.items() if key.startswith(prefix))
+            return sorted([row for key, row in table.rows.items() if key.startswith(prefix)])
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         check_keys(swaps)

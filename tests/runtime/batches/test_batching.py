@@ -633,7 +633,7 @@ def test_a_chosen_start_is_stored_before_anything_is_taken() -> None:
         stored: list[int | None] = []
 
         def look(batch: Batch) -> None:
-            stored.append(yard.site.queue.group("g").registry.checkpoint(0))
+            stored.append(yard.site.queue.group("g").registry.partition(0).checkpoint)
 
         yard.site.send(5)
         engine = Engine(yard.site.open(MemoryStore(yard.site.table)), "A", look)

@@ -276,7 +276,7 @@ def test_kill_flushes_nothing_and_the_next_one_repeats() -> None:
     settings = HASTY.with_(commit_interval_ms=3_600_000, commit_every=1_000_000)
     with Site(partitions=1, settings=settings) as site:
         consumer = site.member("A", first)
-        eventually(lambda: site.queue.group("g").registry.checkpoint(0) == 0, "the start, written down")
+        eventually(lambda: site.queue.group("g").registry.partition(0).checkpoint == 0, "the start, written down")
         site.send(10)
         eventually(lambda: len(first) == 10, "ten messages")
         consumer.kill()

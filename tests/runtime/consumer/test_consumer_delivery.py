@@ -69,7 +69,7 @@ def test_a_start_at_latest_is_remembered_even_where_the_log_is_empty() -> None:
     with Site(partitions=1, settings=HASTY) as site:
         consumer = site.member("A", hang, start="latest")
         eventually(lambda: consumer.state == "live", "the start")
-        eventually(lambda: site.queue.group("g").registry.checkpoint(0) == 0, "the start, written down")
+        eventually(lambda: site.queue.group("g").registry.partition(0).checkpoint == 0, "the start, written down")
         [value] = site.send(1)
         assert started.wait(30)
         consumer.kill()
@@ -149,7 +149,7 @@ def test_b27_a_checkpoint_beyond_the_end_is_an_error_and_not_a_silent_wait() -> 
         with pytest.raises(BeyondEnd, match="50"):
             consumer.run()
         assert consumer.state == "stopped"
-        assert registry.checkpoint(1) == 50, "it is for a person to decide where to go on"
+        assert registry.partition(1).checkpoint == 50, "it is for a person to decide where to go on"
         site.queue.group("g").seek({1: 5})
         handler = Recorder()
         with site.queue.consumer("g", handler):

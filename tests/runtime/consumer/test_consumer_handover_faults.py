@@ -29,7 +29,7 @@ def test_b16_a_lease_that_ends_during_a_revoke_makes_the_flush_fail() -> None:
         site.send(20)
         site.member("A", Recorder(hang))
         assert running.wait(DEADLINE)
-        eventually(lambda: site.queue.group("g").registry.checkpoint(1) == 3, "A's commit")
+        eventually(lambda: site.queue.group("g").registry.partition(1).checkpoint == 3, "A's commit")
         old = site.consumers["A"]._membership.member.handles[1].grant
         site.member("B", second)
         eventually(lambda: site.diaries["A"].partitions("draining") == [1], "the revoke under way")
@@ -41,7 +41,7 @@ def test_b16_a_lease_that_ends_during_a_revoke_makes_the_flush_fail() -> None:
         eventually(lambda: 1 in site.diaries["A"].partitions("lost"), "A hears of it")
         assert 1 not in site.diaries["A"].partitions("released")
         assert isinstance(site.queue.group("g").registry.release({old: 4})[1], Fenced)
-        assert site.queue.group("g").registry.checkpoint(1) == 10
+        assert site.queue.group("g").registry.partition(1).checkpoint == 10
         assert [h.offset for h in second.seen if h.partition == 1] == list(range(3, 10))
 
 
@@ -80,7 +80,7 @@ def test_b23_a_commit_that_arrives_late_overwrites_nothing() -> None:
         eventually(lambda: site.lag() == 0, "B wrote more")
         gate.open()
         eventually(lambda: site.diaries["A"].of("lost") or site.diaries["A"].of("refused"), "A hears that it is late")
-        assert site.queue.group("g").registry.checkpoint(0) == 10
+        assert site.queue.group("g").registry.partition(0).checkpoint == 10
         checkpoints = [event.row.position for event in site.history if isinstance(event, Stored)]
         assert checkpoints == sorted(checkpoints)
 

@@ -107,7 +107,7 @@ def test_b70_the_dead_letter_stands_before_the_checkpoint_passes_it() -> None:
 
         def look(swaps: Any) -> None:
             if any("/partition/" in swap.key for swap in swaps):
-                stored = site.queue.group("g").registry.checkpoint(0)
+                stored = site.queue.group("g").registry.partition(0).checkpoint
                 seen.append((stored, len(list(site.queue.group("g").dead_letters))))
 
         site.member("A", Recorder(refuse(b"message-0")), prepare=lambda store: setattr(store, "after", look))
@@ -211,7 +211,9 @@ def test_b25_a_failing_message_in_the_middle_holds_the_checkpoint() -> None:
         site.send(8)
         site.member("A", handler)
         assert blocked.wait(DEADLINE)
-        eventually(lambda: site.queue.group("g").registry.checkpoint(0) == 3, "1, 2, 3 finished: the commit is 3")
+        eventually(
+            lambda: site.queue.group("g").registry.partition(0).checkpoint == 3, "1, 2, 3 finished: the commit is 3"
+        )
         assert [h.offset for h in handler.seen] == [0, 1, 2]
         go_on.set()
         eventually(lambda: site.lag() == 0, "the rest")
@@ -282,7 +284,7 @@ def test_b17_a_hung_handler_loses_its_partition_and_the_others_move_meanwhile() 
         assert [facts["partitions"] for facts in site.diaries["A"].of("forced")] == [[3]]
         go_on.set()
         eventually(lambda: len(first) == 31, "the late end of the hung handler")
-        assert site.queue.group("g").registry.checkpoint(3) == 10
+        assert site.queue.group("g").registry.partition(3).checkpoint == 10
         assert site.diaries["A"].partitions("lost") == [3]
         assert 2 not in site.diaries["A"].partitions("lost")
 

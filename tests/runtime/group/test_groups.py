@@ -22,7 +22,7 @@ def grant_of(site: Site, member: str, partition: int) -> Grant:
 
 
 def committed(site: Site, partition: int) -> int | None:
-    return site.queue.group("g").registry.checkpoint(partition)
+    return site.queue.group("g").registry.partition(partition).checkpoint
 
 
 # ---- seeing -------------------------------------------------------------------------------------------------------
@@ -326,10 +326,10 @@ def test_b21_a_commit_of_two_partitions_survives_the_loss_of_one() -> None:
         registry.force_release({0: me})
         results = registry.commit({Grant(0, me, 1): 5, Grant(1, me, 1): 6})
         assert isinstance(results[0], Fenced) and isinstance(results[1], Held)
-        assert (registry.checkpoint(0), registry.checkpoint(1)) == (None, 6)
+        assert (registry.partition(0).checkpoint, registry.partition(1).checkpoint) == (None, 6)
         with pytest.raises(Fenced):
             registry.store_progress(CommitRequest({Grant(0, me, 1): 7, Grant(1, me, 1): 8}, note="both"))
-        assert registry.checkpoint(1) == 6, "output that mixes partitions: all or none"
+        assert registry.partition(1).checkpoint == 6, "output that mixes partitions: all or none"
 
 
 KCL_ACCEPTED = (13, 13, 127)
@@ -358,9 +358,9 @@ def test_b26_checkpoints_that_are_garbage_change_nothing() -> None:
             assert isinstance(registry.commit({grant: position}, ends=ends)[0], Held)
         for position in (*KCL_REJECTED, -1, True, 1.5, b"1", 1 << 63, 5_020):
             assert isinstance(registry.commit({grant: position}, ends=ends)[0], BadCheckpoint), position
-            assert registry.checkpoint(0) == 127
+            assert registry.partition(0).checkpoint == 127
         assert isinstance(registry.commit({grant: 5_019}, ends=ends)[0], Held)
-        assert registry.checkpoint(0) == 5_019
+        assert registry.partition(0).checkpoint == 5_019
 
 
 def test_a_newer_process_with_the_same_id_wins_and_the_older_one_stops() -> None:

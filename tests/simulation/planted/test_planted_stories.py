@@ -66,7 +66,7 @@ def a_commit_without_an_answer_is_not_overtaken_by_the_start_that_was_chosen(_di
     again = member.commits.submit(CommitRequest({grant: 5}, "first"))
     hand.rounds(member)
     assert again.result(0) == {} and member.error is None
-    assert hand.registry.checkpoint(0) == member.handles[0].committed == 5
+    assert hand.registry.partition(0).checkpoint == member.handles[0].committed == 5
 
 
 def a_member_rests_while_its_output_is_published(_directory: Path) -> None:

@@ -67,7 +67,7 @@ def test_rows_and_checkpoints_are_one_transaction_where_the_registry_is_that_dat
         assert len(home.values()) == (2 if together else 0)
         assert ("_pxrs_staged" in home.tables()) is not together
         one.sink.publish(note)
-        assert len(home.values()) == 2 and one.registry.checkpoint(grant.partition) == 2
+        assert len(home.values()) == 2 and one.registry.partition(grant.partition).checkpoint == 2
 
 
 def test_a_refused_commit_shows_nothing(home: SqlPlace) -> None:
@@ -158,7 +158,7 @@ def test_b49_the_lost_answer_to_a_commit_is_looked_for(home: SqlPlace, step: str
         one.sink.publish(note)
         assert deaf.lost == 2 and proxy.lost["replies"] > 0
         assert home.values() == sorted(f"{grant.partition}-{n}" for n in range(3))
-        assert one.registry.checkpoint(grant.partition) == 3
+        assert one.registry.partition(grant.partition).checkpoint == 3
     finish(home)
 
 

@@ -24,6 +24,7 @@ from pxrs.stores.lockfiles.rows import RowFiles
 from pxrs.stores.lockfiles.store import LockFileStore
 from pxrs.testing.faults.scenario import eventually
 from pxrs.testing.stores.hooks import Background
+from pxrs.testing.stores.ownership import expired
 from pxrs.testing.stores.sharing import in_forked_child
 from tests.stores.lockfiles.child import opened, registry_over
 from tests.stores.lockfiles.tools import PATIENCE, ROOT, command, end, lock_of, rows_shown, start
@@ -233,7 +234,7 @@ def test_b44_killed_between_the_lock_file_and_its_text(place: Path, store: LockF
     assert (place / "consumer_locks" / "billing" / "partition-0.lock").read_text() == ""
     assert registry.partition(0).owner == Owner("A", "life-1"), "the claim was in the journal"
     assert lock_of(place, 0)["pid"] == str(killed.pid)
-    [orphan] = registry.expired()
+    [orphan] = expired(registry)
     assert orphan.owner is not None
     registry.force_release({0: orphan.owner})
     claimed = registry.claim([0], Owner("B", "life-1"))[0]

@@ -126,7 +126,7 @@ class GroupHandle:
     def history(self, partition: int) -> tuple[Tenure, ...]:
         """The last owners of a partition: who, under which epoch, from when, why."""
         self._check([partition])
-        return self.registry.history(partition)
+        return self.registry.partition(partition).history
 
     def seek(self, places: Places) -> dict[int, int]:
         """Set checkpoints, also of a running group: owners get a new epoch and go on at the new place.

@@ -110,13 +110,18 @@ class Commits:
     # ---- on a policy ------------------------------------------------------------------------------------------------
 
     def commit_due(self, now: float) -> None:
-        news = {handle.grant: self._news(number, handle) for number, handle in self._handles.items()}
-        self.commit({grant: at for grant, at in news.items() if at is not None and self._is_due(grant, at, now)}, now)
+        due = {}
+        for number, handle in self._handles.items():
+            position = self._news(number, handle)
+            if position is not None and self._is_due(handle, position, now):
+                due[handle.grant] = position
+        if due:
+            self.commit(due, now)
 
     def times(self) -> list[float]:
         """When the known progress is due at the latest."""
-        waiting = [handle for number, handle in self._handles.items() if self._news(number, handle) is not None]
-        return [handle.committed_at + self._policy.seconds for handle in waiting]
+        seconds = self._policy.seconds
+        return [h.committed_at + seconds for number, h in self._handles.items() if self._news(number, h) is not None]
 
     def _news(self, number: int, handle: Handle) -> int | None:
         """The position, if it is to be stored. One behind what is committed is that of output being published."""
@@ -126,8 +131,7 @@ class Commits:
         is_new = position is not None and (handle.committed is None or position > handle.committed)
         return position if is_new else None
 
-    def _is_due(self, grant: Grant, position: int, now: float) -> bool:
-        handle = self._handles[grant.partition]
+    def _is_due(self, handle: Handle, position: int, now: float) -> bool:
         if handle.committed is None:
             # A start that was chosen ("latest", a time) must be written down before a crash could lose it,
             # also where it is 0: "latest" would be somewhere else next time.
@@ -138,7 +142,7 @@ class Commits:
 
     def commit(self, positions: Mapping[Grant, int], now: float) -> Changed:
         """Store these positions, each under the epoch of the claim it was worked under, never of a later one."""
-        return self._store(CommitRequest(positions), now) if positions else {}
+        return self._store(CommitRequest(positions), now)
 
     def _store(self, request: CommitRequest, now: float) -> Changed:
         held = {grant: self._handles[grant.partition] for grant in request.positions if self._holds(grant)}

@@ -54,7 +54,7 @@ class Leader:
     @property
     def is_alone(self) -> bool:
         """Whether this leader has nobody to watch: then only a ring or a poll can bring news."""
-        return self.leads and len(self._lives) <= 1
+        return self._lead is not None and len(self._lives) <= 1
 
     def next_watch(self, now: float) -> float:
         """When to look at the others again: when somebody's next beat is due, or its lease may run out."""
@@ -68,7 +68,7 @@ class Leader:
         """Do what is due; ``polled``: the rows may have changed since the last round. True if the group row changed."""
         if self._lead is not None and not self._still_leads(group, self._lead):
             self._lose_lead()
-        self._looks_closely = self.leads or rebalance.watches_leader(group, self._me)
+        self._looks_closely = self._lead is not None or rebalance.watches_leader(group, self._me)
         if self._lead is None:
             return self._stand(group)
         if self.is_alone and not polled and not self.is_busy:
@@ -131,10 +131,11 @@ class Leader:
     def _govern(self, group: Group, lead: Grant, polled: bool) -> bool:
         now = self._clock.monotonic()  # silence is counted from after one reading to before another
         members = {m.id: m for m in self._registry.members()}
-        self._watch.see((m for m in members.values() if m.id != self._me.id), self._clock.monotonic())
+        others = [member for member in members.values() if member.id != self._me.id]
+        self._watch.see(others, self._clock.monotonic())
         dead = self._dead(members, now)
         live = rebalance.eligible(members.values(), dead, group.members)
-        lives = frozenset((m.id, m.inc) for m in members.values())
+        lives = frozenset([(m.id, m.inc) for m in members.values()])
         if not polled and live == group.members and self._is_at_rest(lives, dead):
             self._clear_away(group, members, dead)  # there is nothing to ask the target; a poll sees that it is there
             return False
@@ -160,7 +161,7 @@ class Leader:
 
     def _dead(self, members: dict[str, MemberRow], now: float) -> frozenset[str]:
         """Judged on this process's own clock, and never this member itself."""
-        return frozenset(m.id for m in members.values() if m.id != self._me.id and self._watch.is_dead(m, now))
+        return frozenset([m.id for m in members.values() if m.id != self._me.id and self._watch.is_dead(m, now)])
 
     def _publish(
         self,

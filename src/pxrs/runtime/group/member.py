@@ -186,7 +186,8 @@ class Member:
         except PxrsError:
             self._polled = True
             raise
-        self._pulse.rows_were_read()
+        if self._pulse.lapsed:
+            self._pulse.rows_were_read()
         self._looked = True
         self._next_poll = now + self._settings.poll_ms / 1000
 
@@ -196,11 +197,11 @@ class Member:
 
     def _read_group(self) -> None:
         """The group row, this member's own row, and the target that the group row points to."""
-        group = self._registry.find_group()
+        group, mine = self._registry.look(self.me.id)
         if group is None:
             raise WentBack(f"group {self._registry.group_name!r} has vanished: the registry store was wiped")
         ownership.require_not_put_out(group, self.me)
-        if self._pulse.look(self._registry.member(self.me.id).row):
+        if self._pulse.look(mine):
             self.leave()
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)
@@ -209,7 +210,7 @@ class Member:
         self._group = group
 
     def _wanted(self) -> set[int]:
-        if self.is_leaving or self._target is None:
+        if self._leaving_since is not None or self._target is None:
             return set()
         return set(self._target.of(self.me.id))
 
@@ -218,14 +219,18 @@ class Member:
         numbers = sorted(wanted | self.handles.keys() | self._doubtful)
         rows = self.damaged.sort_out(self._registry.read_partitions_each(numbers) if numbers else {})
         steps: dict[Step, list[int]] = {step: [] for step in Step}
-        for number in rows:
-            steps[self._next_step(number, rows[number], number in wanted)].append(number)
-        self._drop_lost({number: False for number in self.damaged if number in self.handles})
-        self._drop_lost({number: rows[number].row.cause is Cause.SEEK for number in steps[Step.DROP]})
+        for number, held in rows.items():
+            steps[self._next_step(number, held, number in wanted)].append(number)
+        lost = {number: False for number in self.damaged if number in self.handles}
+        if lost := lost | {number: rows[number].row.cause is Cause.SEEK for number in steps[Step.DROP]}:
+            self._drop_lost(lost)
         self._keep(steps[Step.KEEP], rows)
-        self._release([*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]], rows)
-        self._give_back(steps[Step.GIVE_BACK])
-        self._claim(steps[Step.CLAIM], rows, now)
+        if going := [*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]]:
+            self._release(going, rows)
+        if steps[Step.GIVE_BACK]:
+            self._give_back(steps[Step.GIVE_BACK])
+        if steps[Step.CLAIM]:
+            self._claim(steps[Step.CLAIM], rows, now)
 
     def _next_step(self, number: int, held: Held[Partition], wanted: bool) -> Step:
         handle = self.handles.get(number)
@@ -262,8 +267,6 @@ class Member:
         for number in numbers:
             self.handles[number].mode = Mode.RELEASING
             positions[self.handles[number].grant] = self._work.position(number)
-        if not positions:
-            return
         for number, result in self._registry.release(positions, {n: rows[n] for n in numbers}).items():
             self._after_release(number, result, positions[self.handles[number].grant])
 
@@ -281,14 +284,12 @@ class Member:
             self._trouble, self._polled = result, True
 
     def _give_back(self, numbers: list[int]) -> None:
-        if not numbers:
-            return
         for number, result in self._registry.give_back(numbers, self.me).items():
             if isinstance(result, Held | Conflict):
                 self._doubtful.discard(number)
 
     def _claim(self, numbers: list[int], rows: Mapping[int, Held[Partition]], now: float) -> None:
-        if not numbers or self._clock.monotonic() >= self._pulse.alive_until:
+        if self._clock.monotonic() >= self._pulse.alive_until:
             return
         self._doubtful.update(numbers)  # until the answer is here: the call may fail when some are claimed already
         for number, result in self._registry.claim(numbers, self.me, {n: rows[n] for n in numbers}).items():

@@ -62,14 +62,15 @@ class Watcher:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def _run(self) -> None:
-        mark, pause = 0, threading.Event()
-        while self._tell():
+        mark, pause, tell = 0, threading.Event(), True
+        while tell:
             try:
-                mark = self._registry.wait(mark, self._seconds)
+                mark = self._registry.wait(mark, self._seconds)  # the first one returns at once
             except Closed:  # the queue was closed, or the process ends: there is nothing more to hear
                 return
             except PxrsError:  # the loop reads the same store, and says what is wrong with it
                 pause.wait(1.0)
+            tell = self._tell()
 
     def _tell(self) -> bool:
         rang = self._rang()

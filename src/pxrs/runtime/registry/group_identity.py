@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 from pxrs.errors import Mismatch, NotFound
 from pxrs.io.clock import Clock
@@ -12,13 +12,13 @@ from pxrs.model import Group, Partition, check_name
 from pxrs.rules import ownership
 from pxrs.runtime.registry.rollback_guard import RollbackGuard
 from pxrs.runtime.registry.rows import Rows, raise_first
-from pxrs.runtime.registry.schema import GroupRow, Keys, PartitionRows
+from pxrs.runtime.registry.schema import GroupRow, Keys, MemberRows, PartitionRows
 from pxrs.runtime.registry.wake_row import WakeRow
 from pxrs.stores.base import Store
 
 
 class GroupIdentity:
-    """The first part of a registry: it makes the group, and checks what the group was made with."""
+    """The base of a registry: it makes the group, and checks what the group was made with."""
 
     def __init__(
         self,
@@ -33,11 +33,17 @@ class GroupIdentity:
         self.queue = queue
         self.group_name = group
         self.keys = Keys(prefix, queue, group)
-        self.wake = WakeRow(store, self.keys.bells + check_name("member", ringer))
+        self._ringer = check_name("member", ringer)
         self._clock = clock
         guard = RollbackGuard(group)
         self._groups = Rows(store, GroupRow(self.keys, guard))
         self._partitions = Rows(store, PartitionRows(self.keys, guard))
+        self._members = Rows(store, MemberRows(self.keys))
+
+    @cached_property
+    def wake(self) -> WakeRow:
+        """The row that this registry's user wakes the members with."""
+        return WakeRow(self.store, self.keys.bells + self._ringer)
 
     def initialize(
         self,
@@ -83,7 +89,7 @@ class GroupIdentity:
         check_recorded(found, opened, self.queue, self.group_name)
 
     def find_group(self) -> Group | None:
-        return self._groups.read([self.group_name])[self.group_name].row
+        return self._groups.read_one(self.group_name).row
 
     def group(self) -> Group:
         found = self.find_group()

@@ -7,17 +7,18 @@ the leader and the command line all go through here; nobody writes rows by hand.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from pxrs.errors import Conflict, Damaged, Fenced, NewerFormat, PxrsError, Unknown
-from pxrs.model import Grant, Group, Owner, Partition, Tenure
-from pxrs.rules import ownership, rebalance
+from pxrs.errors import Conflict, Damaged, Fenced, NewerFormat, NotFound, PxrsError, Unknown
+from pxrs.model import Grant, Group, MemberRow, MemberState, Owner, Partition, check_name
+from pxrs.rules import ownership
 from pxrs.rules.targets import Target
 from pxrs.runtime.ports.sink import Join
-from pxrs.runtime.registry.members import MemberRegistry
+from pxrs.runtime.registry.group_identity import GroupIdentity
 from pxrs.runtime.registry.rows import WAY_OUT, Held, Rule
 from pxrs.runtime.registry.schema import last_part, missing
+from pxrs.runtime.registry.wake_row import WakeRow
 from pxrs.stores.base import ABSENT, Swap, Verdict
 
 Changed = dict[int, "Held[Partition] | PxrsError"]
@@ -42,8 +43,100 @@ class CommitRequest:
         return self.note is not None
 
 
-class Registry(MemberRegistry):
-    """The rows of one group, and all that can be done with them."""
+class Registry(GroupIdentity):
+    """The rows of one group, and all that can be done with them.
+
+    Two rows keep a member out. A mark in its own row fences its process at the next heartbeat. The group row remembers
+    its life, so that the mark can go once it has done its work: a process that was asleep meanwhile still finds it.
+    """
+
+    # ---- members -------------------------------------------------------------------------------------------
+
+    def register(self, row: MemberRow) -> Held[MemberRow | None]:
+        """Enter the group with a new life; an earlier life of the same id is thereby replaced."""
+        check_name("member", row.id)
+        return self._members.change_one(row.id, lambda _: row, wake=self.wake)
+
+    def beat(self, mine: MemberRow, known: Held[MemberRow | None] | None) -> Held[MemberRow | None]:
+        return self._members.change_one(mine.id, lambda row: ownership.beat(row, mine), known)
+
+    def set_state(self, me: Owner, state: MemberState) -> Held[MemberRow | None]:
+        return self._members.change_one(me.id, lambda row: ownership.set_state(row, me, state), wake=self.wake)
+
+    def deregister(self, me: Owner) -> None:
+        """Leave: remove the row, if it still is of this life."""
+
+        def rule(row: MemberRow | None) -> None:
+            if row is not None:
+                ownership.require_my_life(row, me)
+
+        self._members.change_one(me.id, rule)
+        self.wake.remove()
+
+    def remove_member(self, row: MemberRow) -> None:
+        """Clear away a row that has not moved since it was judged dead."""
+
+        def rule(now: MemberRow | None) -> None:
+            if now != row:
+                raise Conflict(f"member {row.id!r} moved")
+
+        self._members.change_one(row.id, rule)
+        self.remove_wake_row(row.id)
+
+    def remove_wake_row(self, name: str) -> None:
+        """For a member whose own row is gone by itself."""
+        WakeRow(self.store, self.keys.bells + name).remove()
+
+    def evict(self, name: str, tombstone: str) -> None:
+        """Put a member out: its process is fenced at its next beat, its partitions go to others."""
+        found = self._known_member(self.member(name).row, name)
+        if not found.is_evicted:
+            self._groups.change_one(self.group_name, lambda row: row and ownership.put_out(row, found.inc))
+
+        def rule(row: MemberRow | None) -> MemberRow:
+            if self._known_member(row, name).inc != found.inc:
+                raise Conflict(f"member {name!r} was started anew at this very moment: look again, and repeat it")
+            return ownership.evict(self._known_member(row, name), tombstone)
+
+        self._members.change_one(name, rule, wake=self.wake)
+
+    def clear_eviction(self, me: Owner) -> None:
+        """For one that was put out and has noticed: take the mark away, or its own row. A newer life's row stays."""
+
+        def rule(row: MemberRow | None) -> None:
+            if row is not None and not row.is_evicted:
+                ownership.require_my_life(row, me)
+
+        self._members.change_one(me.id, rule, wake=self.wake)
+
+    def drain(self, name: str) -> None:
+        """Ask a member to leave cleanly."""
+        self._members.change_one(
+            name,
+            lambda row: replace(self._known_member(row, name), state=MemberState.LEAVING),
+            wake=self.wake,
+        )
+
+    def member(self, name: str) -> Held[MemberRow | None]:
+        return self._members.read_one(name)
+
+    def look(self, name: str) -> tuple[Group | None, MemberRow | None]:
+        """The group row and the row of one member, in one read."""
+        return self._groups.read_with(self.group_name, self._members, name)
+
+    def members(self) -> list[MemberRow]:
+        """All registered members, sorted by id. One whose row cannot be read counts as gone: it cannot beat either."""
+        found = self._members.scan_each(self.keys.members)
+        return [held.row for held in found.values() if isinstance(held, Held) and held.row is not None]
+
+    def members_each(self) -> Mapping[str, Held[MemberRow | None] | Damaged]:
+        """The rows of all members by id; the error where a row cannot be read."""
+        return self._members.scan_each(self.keys.members)
+
+    def _known_member(self, row: MemberRow | None, name: str) -> MemberRow:
+        if row is None:
+            raise NotFound(f"there is no member {name!r} in group {self.group_name!r}")
+        return row
 
     # ---- the leader -----------------------------------------------------------------------------------
 
@@ -115,29 +208,11 @@ class Registry(MemberRegistry):
 
     def readable_partitions(self) -> list[Partition]:
         """The partition rows that can be read, in order."""
-        return [held.row for held in self.partitions_each().values() if isinstance(held, Held)]
+        found = self._partitions.scan_each(self.keys.partitions)
+        return [held.row for held in found.values() if isinstance(held, Held)]
 
     def partition(self, number: int) -> Partition:
-        return self._partitions.read([number])[number].row
-
-    def unowned(self) -> list[Partition]:
-        return [row for row in self.partitions() if row.owner is None]
-
-    def owned_by(self, name: str) -> list[Partition]:
-        return [row for row in self.partitions() if row.owner is not None and row.owner.id == name]
-
-    def expired(self, dead: Iterable[str] = ()) -> list[Partition]:
-        """Partitions whose owner can no longer give them up: not registered, an earlier life, or judged dead."""
-        members = {m.id: m for m in self.members()}
-        gone = frozenset(dead)
-        return [row for row in self.partitions() if rebalance.is_orphan(row, members, gone, None)]
-
-    def checkpoint(self, number: int) -> int | None:
-        return self.partition(number).checkpoint
-
-    def history(self, number: int) -> tuple[Tenure, ...]:
-        """The last owners of a partition: who, under which epoch, from when, why."""
-        return self.partition(number).history
+        return self._partitions.read_one(number).row
 
     def change(
         self,
@@ -210,11 +285,6 @@ class Registry(MemberRegistry):
     def abandon(self, grant: Grant, position: int | None) -> Changed:
         at = self._clock.wall()
         return self.change({grant.partition: lambda row: ownership.abandon(row, grant, position, at)}, wake=True)
-
-    def release_all(self, me: Owner) -> Changed:
-        """Free everything that this life of a member still holds in the rows, checkpoints as they stand."""
-        held = [row.number for row in self.readable_partitions() if row.owner == me]
-        return self.give_back(held, me)
 
     def give_back(self, numbers: Iterable[int], me: Owner) -> Changed:
         at = self._clock.wall()

@@ -15,24 +15,24 @@ class RollbackGuard:
 
     def __init__(self, group: str) -> None:
         self._name = group
-        self._group: Group | None = None
-        self._epochs: dict[int, int] = {}
+        self.last_group: Group | None = None
+        self.epochs: dict[int, int] = {}
 
     def partition(self, row: Partition) -> Partition:
         """The row, if it is not older than what was seen before."""
-        epoch = self._epochs.get(row.number, 0)
+        epoch = self.epochs.get(row.number, 0)
         if row.epoch < epoch:
             raise WentBack(
                 f"partition {row.number} of group {self._name!r} went back from epoch {epoch} to {row.epoch}: {_CAUSE}"
             )
-        self._epochs[row.number] = row.epoch
+        self.epochs[row.number] = row.epoch
         return row
 
     def group(self, row: Group) -> Group:
-        last = self._group
+        last = self.last_group
         if last is not None:
             self._compare(last, row)
-        self._group = row
+        self.last_group = row
         return row
 
     def _compare(self, last: Group, now: Group) -> None:

@@ -8,7 +8,7 @@ Every commit of every partition comes through here: what is done once per row is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -20,6 +20,8 @@ from pxrs.stores.base import ABSENT, Outcome, Row, Store, Swap, Verdict
 
 N = TypeVar("N")
 T = TypeVar("T")
+M = TypeVar("M")
+S = TypeVar("S")
 
 WAY_OUT = (
     "nothing was written. `pxrs registry dump` shows the row; put a good one back with `pxrs registry load --force`"
@@ -50,15 +52,41 @@ class Rows(Generic[N, T]):
         self._store = store
         self._kind = kind
 
+    def read_one(self, name: N) -> Held[T]:
+        return self._held(name, self._store.read([self._kind.key(name)])[0])
+
+    def read_with(self, name: N, others: Rows[M, S], other: M) -> tuple[T, S]:
+        """One row of this kind and one of another, in one read."""
+        mine, theirs = self._store.read([self._kind.key(name), others._kind.key(other)])
+        return self._held(name, mine).row, others._held(other, theirs).row
+
     def read(self, names: Collection[N]) -> dict[N, Held[T]]:
-        return {name: self._held(name, row) for name, row in self._stored(names)}
+        rows = self._store.read([self._kind.key(name) for name in names])
+        return {name: self._held(name, row) for name, row in zip(names, rows, strict=True)}
 
     def read_each(self, names: Collection[N]) -> dict[N, Held[T] | Damaged]:
         """The same, with an answer for each row: a damaged one spoils no other."""
-        return {name: self._held_or_damaged(name, row) for name, row in self._stored(names)}
+        rows = self._store.read([self._kind.key(name) for name in names])
+        return self._each(zip(names, rows, strict=True))
 
-    def _stored(self, names: Collection[N]) -> Iterator[tuple[N, Row | None]]:
-        return zip(names, self._store.read([self._kind.key(name) for name in names]), strict=True)
+    def scan(self, prefix: str) -> dict[N, Held[T]]:
+        rows = {self._kind.name(row.key): row for row in self._store.scan(prefix)}
+        return {name: self._held(name, row) for name, row in rows.items()}
+
+    def scan_each(self, prefix: str) -> dict[N, Held[T] | Damaged]:
+        """The same, with an answer for each row: a damaged one spoils no other."""
+        return self._each([(self._kind.name(row.key), row) for row in self._store.scan(prefix)])
+
+    def _each(self, rows: Iterable[tuple[N, Row | None]]) -> dict[N, Held[T] | Damaged]:
+        found: dict[N, Held[T] | Damaged] = {}
+        for name, row in rows:
+            try:
+                found[name] = self._held(name, row)
+            except Damaged as error:
+                if not is_bad_row(error):
+                    raise
+                found[name] = error
+        return found
 
     def _held(self, name: N, row: Row | None) -> Held[T]:
         kind = self._kind
@@ -71,23 +99,6 @@ class Rows(Generic[N, T]):
                 raise
             raise Damaged(f"{row.key}: {error}; {WAY_OUT}") from error
 
-    def _held_or_damaged(self, name: N, row: Row | None) -> Held[T] | Damaged:
-        try:
-            return self._held(name, row)
-        except Damaged as error:
-            if not is_bad_row(error):
-                raise
-            return error
-
-    def scan(self, prefix: str) -> dict[N, Held[T]]:
-        named = ((self._kind.name(row.key), row) for row in self._store.scan(prefix))
-        return {name: self._held(name, row) for name, row in named}
-
-    def scan_each(self, prefix: str) -> dict[N, Held[T] | Damaged]:
-        """The same, with an answer for each row: a damaged one spoils no other."""
-        named = ((self._kind.name(row.key), row) for row in self._store.scan(prefix))
-        return {name: self._held_or_damaged(name, row) for name, row in named}
-
     def create(self, rows: Mapping[N, T]) -> None:
         """Make these rows where they are absent; what is there stays as it is."""
         todo: Collection[N] = rows
@@ -99,7 +110,8 @@ class Rows(Generic[N, T]):
                     raise _no_answer(swap.key, outcome)
             refused = [n for n, outcome in zip(todo, outcomes, strict=True) if outcome.verdict is Verdict.CONFLICT]
             # A store may refuse for another reason than that the row is there. All of them must be there in the end.
-            todo = [name for name, row in self._stored(refused) if row is None] if refused else []
+            rows_there = self._store.read([self._kind.key(name) for name in refused]) if refused else []
+            todo = [name for name, row in zip(refused, rows_there, strict=True) if row is None]
             if not todo:
                 return
         raise Conflict(f"{len(todo)} rows could not be made; the first is {self._kind.key(next(iter(todo)))}")
@@ -174,7 +186,8 @@ class Rows(Generic[N, T]):
     ) -> tuple[dict[N, Held[T]], list[N]]:
         """All rows that are there, or may be absent, and their names. A damaged or missing one spoils no other."""
         held = {name: known[name] for name in names if name in known}
-        for name, row in self._stored([name for name in names if name not in known]):
+        unknown = [name for name in names if name not in known]
+        for name, row in zip(unknown, self._store.read([self._kind.key(name) for name in unknown]), strict=True):
             try:
                 held[name] = self._held(name, row)
             except PxrsError as error:

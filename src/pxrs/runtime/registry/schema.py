@@ -69,7 +69,8 @@ class GroupRow(RowKind[str, Group | None]):
         return self.keys.name
 
     def decode(self, name: str, data: bytes) -> Group:
-        return self._guard.group(row_format.decode_group(name, data))
+        row = row_format.decode_group(name, data)
+        return row if row is self._guard.last_group else self._guard.group(row)
 
     def encode(self, row: Group | None) -> bytes | None:
         return None if row is None else row_format.encode_group(row)
@@ -112,10 +113,11 @@ class PartitionRows(RowKind[int, Partition]):
         return f"{self.keys.partitions}{number:05d}"
 
     def name(self, key: str) -> int:
-        return int(last_part(key))
+        return int(key.rpartition("/")[2])
 
     def decode(self, number: int, data: bytes) -> Partition:
-        return self._guard.partition(row_format.decode_partition(number, data))
+        row = row_format.decode_partition(number, data)
+        return row if row.epoch == self._guard.epochs.get(number) else self._guard.partition(row)
 
     def encode(self, row: Partition) -> bytes:
         return row_format.encode_partition(row)
