@@ -9,21 +9,23 @@ import pytest
 
 from pxrs.errors import WentBack
 from pxrs.model import EVICTED, Group, MemberRow, Partition
-from pxrs.runtime.registry.rollback_guard import RollbackGuard
+from pxrs.rules.row_format import encode_group, encode_partition
+from pxrs.runtime.registry.schema import GroupRow, Keys, PartitionRows
 from pxrs.stores.base import Outcome, Swap
 from pxrs.stores.memory import MemoryStore
 from pxrs.testing.stores.ownership import registry_over
 
+KEYS = Keys("/pxrs/", "orders", "billing")
 GROUP = Group(8, "xxh64-spark", "pmod", generation=3, leader_epoch=5, born="first")
 
 
 def test_b50_a_lower_epoch_than_seen_is_refused() -> None:
-    seen = RollbackGuard("billing")
+    seen = PartitionRows(KEYS)
     for epoch in (0, 4, 4, 5):
-        seen.partition(Partition(3, epoch=epoch))
-    seen.partition(Partition(4, epoch=1))
+        seen.decode(3, encode_partition(Partition(3, epoch=epoch)))
+    seen.decode(4, encode_partition(Partition(4, epoch=1)))
     with pytest.raises(WentBack, match=r"partition 3 of group 'billing' went back from epoch 5 to 4"):
-        seen.partition(Partition(3, epoch=4))
+        seen.decode(3, encode_partition(Partition(3, epoch=4)))
 
 
 @pytest.mark.parametrize(
@@ -31,18 +33,18 @@ def test_b50_a_lower_epoch_than_seen_is_refused() -> None:
     [(replace(GROUP, generation=2), "generation 3 to 2"), (replace(GROUP, leader_epoch=2), "leader epoch 5 to 2")],
 )
 def test_b50_a_group_row_that_goes_back_is_refused(older: Group, words: str) -> None:
-    seen = RollbackGuard("billing")
-    seen.group(GROUP)
+    seen = GroupRow(KEYS)
+    seen.decode("billing", encode_group(GROUP))
     with pytest.raises(WentBack, match=words):
-        seen.group(older)
+        seen.decode("billing", encode_group(older))
 
 
 def test_b59_a_group_made_anew_after_a_wipe_is_another_one() -> None:
-    seen = RollbackGuard("billing")
-    seen.group(GROUP)
-    seen.group(replace(GROUP, generation=4))
+    seen = GroupRow(KEYS)
+    seen.decode("billing", encode_group(GROUP))
+    seen.decode("billing", encode_group(replace(GROUP, generation=4)))
     with pytest.raises(WentBack, match="made anew"):
-        seen.group(replace(GROUP, generation=9, born="second"))
+        seen.decode("billing", encode_group(replace(GROUP, generation=9, born="second")))
 
 
 def test_that_a_member_was_put_out_does_not_expire() -> None:
@@ -63,6 +65,6 @@ def test_that_a_member_was_put_out_does_not_expire() -> None:
 
 
 def test_a_group_without_a_name_of_its_birth_is_no_other_one() -> None:
-    seen = RollbackGuard("billing")
-    seen.group(GROUP)
-    assert seen.group(replace(GROUP, born="")).born == ""
+    seen = GroupRow(KEYS)
+    seen.decode("billing", encode_group(GROUP))
+    assert seen.decode("billing", encode_group(replace(GROUP, born=""))).born == ""

@@ -10,7 +10,6 @@ from pxrs.errors import Mismatch, NotFound
 from pxrs.io.clock import Clock
 from pxrs.model import Group, Partition, check_name
 from pxrs.rules import ownership
-from pxrs.runtime.registry.rollback_guard import RollbackGuard
 from pxrs.runtime.registry.rows import Rows, raise_first
 from pxrs.runtime.registry.schema import GroupRow, Keys, MemberRows, PartitionRows
 from pxrs.runtime.registry.wake_row import WakeRow
@@ -35,9 +34,8 @@ class GroupIdentity:
         self.keys = Keys(prefix, queue, group)
         self._ringer = check_name("member", ringer)
         self._clock = clock
-        guard = RollbackGuard(group)
-        self._groups = Rows(store, GroupRow(self.keys, guard))
-        self._partitions = Rows(store, PartitionRows(self.keys, guard))
+        self._groups = Rows(store, GroupRow(self.keys))
+        self._partitions = Rows(store, PartitionRows(self.keys))
         self._members = Rows(store, MemberRows(self.keys))
 
     @cached_property

@@ -10,39 +10,23 @@ from pxrs.errors import WentBack
 from pxrs.model import Group, Partition
 
 
-class RollbackGuard:
-    """Remembers the highest numbers that it was shown. Used by the one thread that reads the rows."""
+def refuse_older_partition(group: str, row: Partition, epoch: int) -> None:
+    """``epoch`` is the highest one that this process has seen in the row of this partition."""
+    if row.epoch < epoch:
+        raise WentBack(
+            f"partition {row.number} of group {group!r} went back from epoch {epoch} to {row.epoch}: {_CAUSE}"
+        )
 
-    def __init__(self, group: str) -> None:
-        self._name = group
-        self.last_group: Group | None = None
-        self.epochs: dict[int, int] = {}
 
-    def partition(self, row: Partition) -> Partition:
-        """The row, if it is not older than what was seen before."""
-        epoch = self.epochs.get(row.number, 0)
-        if row.epoch < epoch:
-            raise WentBack(
-                f"partition {row.number} of group {self._name!r} went back from epoch {epoch} to {row.epoch}: {_CAUSE}"
-            )
-        self.epochs[row.number] = row.epoch
-        return row
-
-    def group(self, row: Group) -> Group:
-        last = self.last_group
-        if last is not None:
-            self._compare(last, row)
-        self.last_group = row
-        return row
-
-    def _compare(self, last: Group, now: Group) -> None:
-        if last.born and now.born and last.born != now.born:
-            raise WentBack(f"group {self._name!r} was made anew: the registry store was wiped, or the group deleted")
-        for what in ("generation", "leader_epoch"):
-            before, found = getattr(last, what), getattr(now, what)
-            if found < before:
-                words = what.replace("_", " ")
-                raise WentBack(f"group {self._name!r} went back from {words} {before} to {found}: {_CAUSE}")
+def refuse_older_group(name: str, row: Group, last: Group) -> None:
+    """``last`` is the row of this group as this process has seen it before."""
+    if last.born and row.born and last.born != row.born:
+        raise WentBack(f"group {name!r} was made anew: the registry store was wiped, or the group deleted")
+    for what in ("generation", "leader_epoch"):
+        before, found = getattr(last, what), getattr(row, what)
+        if found < before:
+            words = what.replace("_", " ")
+            raise WentBack(f"group {name!r} went back from {words} {before} to {found}: {_CAUSE}")
 
 
 _CAUSE = "the registry store has lost writes, or was restored from a copy"

@@ -8,7 +8,7 @@ from typing import Generic, NoReturn, TypeVar
 from pxrs.errors import WentBack
 from pxrs.model import Group, MemberRow, Partition, check_name
 from pxrs.rules import row_format
-from pxrs.runtime.registry.rollback_guard import RollbackGuard
+from pxrs.runtime.registry.rollback_guard import refuse_older_group, refuse_older_partition
 
 N = TypeVar("N")
 T = TypeVar("T")
@@ -28,7 +28,10 @@ class Keys:
 
 
 class RowKind(ABC, Generic[N, T]):
-    """Rows of one kind: from a name to the key, from bytes to the row, and back."""
+    """Rows of one kind: from a name to the key, from bytes to the row, and back.
+
+    ``decode`` refuses a row that is older than this object has seen. Used by the one thread that reads the rows.
+    """
 
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
@@ -58,9 +61,7 @@ class RowKind(ABC, Generic[N, T]):
 class GroupRow(RowKind[str, Group | None]):
     """The one row that says what the group was made with, who leads it, and which target holds."""
 
-    def __init__(self, keys: Keys, guard: RollbackGuard) -> None:
-        super().__init__(keys)
-        self._guard = guard
+    _last: Group | None = None
 
     def key(self, _name: str) -> str:
         return self.keys.group
@@ -70,7 +71,10 @@ class GroupRow(RowKind[str, Group | None]):
 
     def decode(self, name: str, data: bytes) -> Group:
         row = row_format.decode_group(name, data)
-        return row if row is self._guard.last_group else self._guard.group(row)
+        if self._last is not None and row is not self._last:
+            refuse_older_group(name, row, self._last)
+        self._last = row
+        return row
 
     def encode(self, row: Group | None) -> bytes | None:
         return None if row is None else row_format.encode_group(row)
@@ -105,9 +109,9 @@ class MemberRows(RowKind[str, MemberRow | None]):
 class PartitionRows(RowKind[int, Partition]):
     """A row for each partition: its owner, its epoch, its checkpoint."""
 
-    def __init__(self, keys: Keys, guard: RollbackGuard) -> None:
+    def __init__(self, keys: Keys) -> None:
         super().__init__(keys)
-        self._guard = guard
+        self._epochs: dict[int, int] = {}
 
     def key(self, number: int) -> str:
         return f"{self.keys.partitions}{number:05d}"
@@ -117,7 +121,11 @@ class PartitionRows(RowKind[int, Partition]):
 
     def decode(self, number: int, data: bytes) -> Partition:
         row = row_format.decode_partition(number, data)
-        return row if row.epoch == self._guard.epochs.get(number) else self._guard.partition(row)
+        seen = self._epochs.get(number, 0)
+        if row.epoch != seen:
+            refuse_older_partition(self.keys.name, row, seen)
+            self._epochs[number] = row.epoch
+        return row
 
     def encode(self, row: Partition) -> bytes:
         return row_format.encode_partition(row)
