@@ -22,7 +22,9 @@ from pxrs.model import Message, Owner
 from pxrs.rules import row_format as rows
 from pxrs.rules.routing.partitioner import Partitioner
 from pxrs.runtime.consumer.consumer import Consumer
+from pxrs.runtime.consumer.job import Link
 from pxrs.runtime.delivery import Context
+from pxrs.runtime.ports.events import silent
 from pxrs.runtime.queue.queue import Queue
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Store, Swap, Verdict
@@ -40,6 +42,9 @@ HASTY = Settings(
     progress_limit_ms=60_000,
 )  # fmt: skip
 """A lost member is noticed within a second or so."""
+
+NO_LINK = Link(lambda: None, lambda _: None, lambda: None, silent, lambda _: None)
+"""For workers that no member drives."""
 
 
 def eventually(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> None:

@@ -30,7 +30,7 @@ from pxrs.stores.base import ABSENT, Outcome, Swap, unknown
 from pxrs.stores.memory import MemoryStore
 from tests.runtime.batches.test_batching import Engine
 from tests.runtime.consumer.test_expired import SKIP, fill
-from tests.runtime.support import PATIENT, Site
+from tests.runtime.support import NO_LINK, PATIENT, Site
 from tests.simulation.stories_by_hand import HandClock
 
 ME = Owner("A", "life-1")
@@ -45,8 +45,12 @@ def registry_of_one() -> tuple[Registry, Grant]:
     return registry, Grant(0, ME, claimed.row.epoch)
 
 
+def letters_of(site: Site) -> Any:
+    return lambda: site.queue.group("g").dead_letters
+
+
 def worker_of(site: Site, handler: Any, clock: HandClock) -> Worker:
-    job = Job(site.queue.log, PATIENT, clock, handler, "message", lambda _: 0, site.queue.group("g").dead_letters)
+    job = Job(site.queue.log, PATIENT, clock, handler, "message", lambda _: 0, letters_of(site), NO_LINK)
     job.alive_until = clock.now + 10
     return Worker(job, Grant(0, ME, 1), 0, paused=False)
 
@@ -265,8 +269,8 @@ class NotingSink:
 def sink_worker(site: Site, sink: NotingSink, submit: Any) -> SinkWorker:
     """One that has output of five messages in its hands."""
     clock = HandClock()
-    job = Job(site.queue.log, PATIENT, clock, print, "arrow", lambda _: 0, site.queue.group("g").dead_letters)
-    job.sink, job.submit, job.alive_until = sink, submit, clock.now + 10
+    job = Job(site.queue.log, PATIENT, clock, print, "arrow", lambda _: 0, letters_of(site), NO_LINK)
+    job.link, job.sink, job.alive_until = NO_LINK._replace(submit=submit), sink, clock.now + 10
     worker = SinkWorker(job, Grant(0, ME, 1), 0, False, (), "")
     worker._stored = 0
     worker._keep(pa.record_batch({"value": [b"x"] * 5}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from pxrs.errors import Refused
 from pxrs.model import Grant, Range
@@ -103,8 +104,7 @@ def singles_after(part: Range, end: int) -> list[Range]:
 # ---- when to commit -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CommitPolicy:
+class CommitPolicy(NamedTuple):
     """Commit after this many messages, or this many seconds, whichever comes first; always at a hand-over."""
 
     every: int = 1_000

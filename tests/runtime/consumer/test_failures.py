@@ -15,7 +15,7 @@ from pxrs.model import Grant, Message, Owner
 from pxrs.runtime.consumer.job import Job
 from pxrs.runtime.consumer.worker import Worker
 from pxrs.runtime.delivery import Context
-from tests.runtime.support import DEADLINE, HASTY, PATIENT, Recorder, Site, eventually
+from tests.runtime.support import DEADLINE, HASTY, NO_LINK, PATIENT, Recorder, Site, eventually
 
 
 class Poison(Exception):
@@ -70,7 +70,7 @@ def test_back_off_doubles_up_to_its_limit() -> None:
     settings = PATIENT.with_(backoff_ms=100, backoff_max_ms=400)
     nothing: Any = None
     log: Any = SimpleNamespace()
-    job = Job(log, settings, time, print, "message", int, nothing)
+    job = Job(log, settings, time, print, "message", int, nothing, NO_LINK)
     job.alive_until = float("inf")
     worker = Worker(job, Grant(0, Owner("A", "1"), 1), 0, paused=False)
     worker._bell.wait = time.wait  # type: ignore[method-assign, assignment]  # time passes when it is waited for

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from pxrs.errors import PxrsError
 from pxrs.io.signals import Latch, join
+from pxrs.runtime.consumer.job import Link
 from pxrs.runtime.consumer.workers import Workers
 from pxrs.runtime.group.membership import Membership, signals, weakly
 from pxrs.runtime.group.meter import Meter
 from pxrs.runtime.group.until_end import FinishLine
 from pxrs.runtime.ports.counters import Counters
+from pxrs.runtime.ports.events import silent
 from pxrs.settings import check_seconds
 
 
@@ -33,11 +35,6 @@ class Consumer:
         self._membership = membership
         self._workforce = workforce
         self._running = running
-        workforce.job.wake = membership.wake
-        workforce.job.fail = weakly(membership.fail)
-        workforce.job.stop = weakly(membership.request_stop)
-        workforce.job.submit = weakly(membership.submit)
-        workforce.job.report = weakly(self._report)
         membership.ended = weakly(self._forget)
         weakref.finalize(self, Workers.halt, workforce).atexit = False  # ``pxrs.io.process_exit`` has its own order
 
@@ -151,9 +148,6 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _report(self, kind: str, facts: Mapping[str, Any]) -> None:
-        self._membership.report(kind, facts)
-
     def _forget(self) -> None:
         self._running.discard(self)
 
@@ -167,9 +161,11 @@ class Subscription:
         running.add(self)
         self._done = Latch()  # a signal handler sets it, in the thread that waits for it: an Event would not bear that
         self._error: PxrsError | None = None
-        workforce.job.fail = self._fail
-        workforce.job.stop = self._end
-        workforce.job.wake = lambda: None
+
+    @property
+    def link(self) -> Link:
+        """For its workers. A sink and commits are a member's."""
+        return Link(lambda: None, self._fail, self._end, silent, lambda _: None)
 
     def stop(self) -> None:
         """End when the running handlers have ended."""

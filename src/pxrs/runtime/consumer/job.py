@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pxrs.errors import PxrsError
 from pxrs.io.clock import Clock
 from pxrs.logs.base import Log
 from pxrs.runtime.delivery import DeadLetterBox, Deliver
 from pxrs.runtime.failures.log_outage import LogReachability
-from pxrs.runtime.ports.events import Report, silent
+from pxrs.runtime.group.membership import Membership, weakly
+from pxrs.runtime.ports.events import Report
 from pxrs.runtime.ports.sink import Sink
+from pxrs.runtime.registry.registry import Changed, CommitRequest
 from pxrs.settings import Settings
 
 
-def nobody_yet(*_: Any) -> None:
-    """Stands in a new ``Job`` until its consumer has connected itself."""
+class Link(NamedTuple):
+    """Whom the threads of a consumer tell: its membership, which they do not keep alive, or its subscription."""
+
+    wake: Callable[[], None]
+    """There is something to commit or to release."""
+    fail: Callable[[PxrsError], None]
+    """The consumer must stop, and why."""
+    stop: Callable[[], None]
+    """The consumer shall leave: a handler has had enough."""
+    report: Report
+    submit: Callable[[CommitRequest], Future[Changed] | None]
+    """Commit, and learn what became of it: for a sink, which publishes by that. None: there is no member any more."""
+
+    @classmethod
+    def to(cls, member: Membership) -> Link:
+        fail, stop = weakly(member.fail), weakly(member.request_stop)
+        return cls(member.wake, fail, stop, weakly(member.tell), weakly(member.submit))
 
 
 @dataclass(slots=True)
@@ -31,16 +49,8 @@ class Job:
     deliver: Deliver
     start_at: Callable[[int], int]
     """The offset at which a partition without a checkpoint begins."""
-    dead_letters: DeadLetterBox
-    wake: Callable[..., Any] = nobody_yet
-    """Tell the member's loop that there is something to commit or to release."""
-    fail: Callable[[PxrsError], Any] = nobody_yet
-    """Tell the consumer that it must stop, and why."""
-    stop: Callable[..., Any] = nobody_yet
-    """Tell the consumer that it shall leave: a handler has had enough."""
-    submit: Callable[..., Any] = nobody_yet
-    """Commit, and learn what became of it: for a sink, which publishes by that."""
-    report: Report = silent
+    dead_letters: Callable[[], DeadLetterBox]
+    link: Link
     sink: Sink | None = None
     group: str = ""
     assigned: Callable[..., Any] | None = None

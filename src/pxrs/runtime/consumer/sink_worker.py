@@ -120,7 +120,9 @@ class SinkWorker(Worker):
         if not isinstance(output, pa.RecordBatch | pa.Table):
             # A mistake in the program, not in a message: it must not fill the dead letters.
             kind = type(output).__name__
-            self._job.fail(HandlerFailed(f"the handler returned a {kind}; with a sink: Arrow batch, table or None"))
+            self._job.link.fail(
+                HandlerFailed(f"the handler returned a {kind}; with a sink: Arrow batch, table or None")
+            )
             raise StopConsuming
         self._outputs += output.to_batches() if isinstance(output, pa.Table) else [output]
 
@@ -254,7 +256,7 @@ class SinkWorker(Worker):
         return Batch(identity.name, identity.id, self._job.group, grant.owner, number, (part,), grant.epoch)
 
     def _submit(self, request: CommitRequest) -> Future[Changed]:
-        outcome: Future[Changed] | None = self._job.submit(request)
+        outcome = self._job.link.submit(request)
         if outcome is None:
             raise Closed("the consumer is gone")
         return outcome

@@ -95,12 +95,12 @@ class Worker:
             self._try_to_begin()
             self._loop()
         except PxrsError as error:
-            self._job.fail(error)
+            self._job.link.fail(error)
         except BaseException as error:
             # Whatever a handler, a callback or a driver raises must stop this consumer, not hide in a thread: a
             # partition whose thread has ended (sys.exit in a handler) would stay owned, with nobody working on it.
             logger.exception("partition %d stopped", self.grant.partition)
-            self._job.fail(HandlerFailed(f"partition {self.grant.partition}: {error_text(error)}{_advice(error)}"))
+            self._job.link.fail(HandlerFailed(f"partition {self.grant.partition}: {error_text(error)}{_advice(error)}"))
         finally:
             if unsubscribe:
                 unsubscribe()
@@ -148,7 +148,7 @@ class Worker:
             self._job.sight.failed()
             raise
         if placed > position:
-            self._tally.expired += tell_of_gap(self._job.report, self.grant, position, placed)
+            self._tally.expired += tell_of_gap(self._job.link.report, self.grant, position, placed)
             self._not_handled += placed - position
         return placed
 
@@ -164,7 +164,7 @@ class Worker:
                 tell_revoked(self._job, self.grant, self.position)
         finally:
             self.finished = True
-            self._job.wake()
+            self._job.link.wake()
 
     def _loop(self) -> None:
         while not self._halt:
@@ -209,7 +209,7 @@ class Worker:
             self._job.sight.worked()
         if batch is None and not self.is_live:
             self.is_live = True
-            self._job.wake()
+            self._job.link.wake()
         return batch
 
     def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -299,7 +299,7 @@ class Worker:
         self._told = self.position
         self._commit_at = (self.position or 0) + settings.commit_every
         self._tell_at = self._job.clock.monotonic() + settings.commit_interval_ms / 1000
-        self._job.wake()
+        self._job.link.wake()
 
     # ---- failures -----------------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class Worker:
 
     def _leave(self) -> bool:
         self._halt = True
-        self._job.stop()
+        self._job.link.stop()
         return False
 
     def _rescue_one_by_one(self, batch: pa.RecordBatch, parcel: HandlerCall, error: BaseException) -> bool:
@@ -365,7 +365,7 @@ class Worker:
         if policy == "stop":
             failure = HandlerFailed(f"{where}: handler failed {tries} times, last with {error_text(error)}")
             failure.__cause__ = error
-            self._job.fail(failure)
+            self._job.link.fail(failure)
             self._halt = True
             return False
         if policy == "skip":
@@ -382,7 +382,7 @@ class Worker:
         stack = error_stack(error)
         while self._may_take():
             try:
-                self._job.dead_letters.keep(message, error, stack, tries, self._context)
+                self._job.dead_letters().keep(message, error, stack, tries, self._context)
             except Exception as trouble:
                 self.busy_since = None
                 self._parking.wait(trouble)
@@ -419,4 +419,4 @@ def tell_revoked(job: Job, grant: Grant, position: int | None) -> None:
             job.revoked(grant.partition, position, grant.epoch)
     except Exception as error:
         logger.exception("revoked callback failed for partition %d", grant.partition)
-        job.fail(HandlerFailed(f"revoked callback, partition {grant.partition}: {error_text(error)}"))
+        job.link.fail(HandlerFailed(f"revoked callback, partition {grant.partition}: {error_text(error)}"))

@@ -19,13 +19,19 @@ from pxrs.runtime.ports.counters import Counters
 class Workers:
     """All workers of one consumer: the ``Work`` that a member drives."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    job: Job
+    """What they all work on: made when the member is there, so that it knows whom to tell."""
+
+    def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
         self.unshown: dict[int, int] = {}
         """Partitions that were given up with output that is not shown, and under which epoch."""
         self._leaving: list[Worker] = []
         self._past = Counters()
+
+    def take(self, job: Job) -> None:
+        """Get to know the job, before anything starts."""
+        self.job = job
         _all.add(self)
 
     def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:

@@ -144,6 +144,10 @@ class Membership:
         self._loop.wake()
         return outcome
 
+    def tell(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Report what has happened in the work."""
+        self.report(kind, facts)
+
     def request_stop(self) -> None:
         """Leave cleanly; returns at once."""
         self.stopping = True

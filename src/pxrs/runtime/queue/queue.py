@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, closing
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 from pxrs.drivers import find_driver, hashes_of_other_packages
@@ -21,7 +23,7 @@ from pxrs.rules.routing.hashes import known_hashes, register_hash
 from pxrs.rules.routing.partitioner import Partitioner
 from pxrs.runtime import delivery
 from pxrs.runtime.consumer.consumer import Consumer, Subscription
-from pxrs.runtime.consumer.job import Job
+from pxrs.runtime.consumer.job import Job, Link
 from pxrs.runtime.consumer.workers import Workers
 from pxrs.runtime.dead_letters.box import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
@@ -37,7 +39,6 @@ from pxrs.runtime.producer.named import NamedProducer
 from pxrs.runtime.producer.producer import Producer
 from pxrs.runtime.queue.housekeeping import Housekeeper, Round
 from pxrs.runtime.queue.log_registry import MANUAL, Adopted, LogRegistry, group_over, make_group, message_count
-from pxrs.runtime.queue.process_facts import about_this_process, random_member
 from pxrs.runtime.queue.settings_file import load_settings
 from pxrs.runtime.queue.urls import open_store, places_of
 from pxrs.runtime.registry.registry import Registry
@@ -45,6 +46,8 @@ from pxrs.runtime.telemetry.event_log import EventLog
 from pxrs.runtime.telemetry.page import serve_if_possible
 from pxrs.settings import DEFAULT_HASH, DEFAULT_REDUCE, Settings, settings_or
 from pxrs.stores.base import Guarantee, Store, check_guarantees
+
+__all__ = ["DeadLetters", "Queue", "open_queue"]
 
 Start = str | datetime
 """Where a partition without a checkpoint begins: "earliest", "latest", or a time."""
@@ -191,17 +194,21 @@ class Queue:
         self._check_open()
         settings = settings_or(settings, self.settings)
         name = check_name("member", random_member() if member is None else member)
-        handle = self._handle(group, name, settings)
-        workforce = Workers(self._job(handle, handler, deliver, start, assigned, revoked, name, settings))
-        check_sink(sink)
-        if sink is not None and deliver != "arrow":
-            raise BadSetting(
-                f"deliver = {deliver!r}: a handler with a sink gets and returns Arrow batches, deliver='arrow'"
-            )
-        workforce.job.sink = sink
-        bind(sink, self.store)
-        membership = self._join(handle, workforce, name, {"engine": "threads"}, settings, report)
-        return Consumer(membership, workforce, self.users, partial(FinishLine, handle, self._clock))
+        registry = self._registry(group, name, settings)
+        handle = self._handle(registry)
+        job = self._job(handle, handler, deliver, start, assigned, revoked)
+        if sink is not None:
+            check_sink(sink)
+            if deliver != "arrow":
+                raise BadSetting(
+                    f"deliver = {deliver!r}: a handler with a sink gets and returns Arrow batches, deliver='arrow'"
+                )
+            bind(sink, self.store)
+        workers = Workers()
+        membership = self._join(registry, handle, workers, name, {"engine": "threads"}, settings, report)
+        workers.take(job(settings=settings, link=Link.to(membership), sink=sink, group=group, member=name))
+        clock = self._clock
+        return Consumer(membership, workers, self.users, lambda: FinishLine(handle(), clock))
 
     def join(
         self,
@@ -216,11 +223,13 @@ class Queue:
         self._check_open()
         settings = settings_or(settings, self.settings)
         name = check_name("member", random_member() if member is None else member)
-        return self._join(self._handle(group, name, settings), work, name, info, settings, report)
+        registry = self._registry(group, name, settings)
+        return self._join(registry, self._handle(registry), work, name, info, settings, report)
 
     def _join(
         self,
-        handle: GroupHandle,
+        registry: Registry,
+        handle: Callable[[], GroupHandle],
         work: Joined,
         name: str,
         info: Mapping[str, str] | None,
@@ -228,7 +237,6 @@ class Queue:
         report: Report | None,
     ) -> Membership:
         delivery.check_called("report", report, "kind, facts")
-        registry = handle.registry
         # What can be refused is refused now; what is missing is made at the start.
         self._belonging(settings).check()
         registry.check(group_over(self.log, self._assignor))
@@ -239,7 +247,7 @@ class Queue:
         )  # fmt: skip
         group = registry.group_name
         told = EventLog(self.name, group, self._clock, report)
-        meter = Meter(self.log, group, self._clock, told.counts, handle.dead_letters.waiting)
+        meter = Meter(self.log, group, self._clock, told.counts, lambda: handle().dead_letters.waiting())
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
         meter.connect(taking_part, work)
         enter = partial(self._enter, registry, name, told, settings)
@@ -270,12 +278,13 @@ class Queue:
         A message that keeps failing goes to the dead letters of the group "_manual".
         """
         self._check_open()
-        handle = self._handle(MANUAL, "manual", self.settings)
-        begin = handle.resolve(offsets)
-        workforce = Workers(self._job(handle, handler, deliver, "earliest", None, None, "manual", self.settings))
-        workforce.job.alive_until = float("inf")
-        subscription = Subscription(workforce, self._subscriptions)
-        workforce.start_all({Grant(p, Owner("manual", "manual"), 0): offset for p, offset in sorted(begin.items())})
+        handle = self._handle(self._registry(MANUAL, "manual", self.settings))
+        begin = handle().resolve(offsets)
+        job, workers = self._job(handle, handler, deliver, "earliest", None, None), Workers()
+        subscription = Subscription(workers, self._subscriptions)
+        workers.take(job(settings=self.settings, link=subscription.link, group=MANUAL, member="manual"))
+        workers.job.alive_until = float("inf")
+        workers.start_all({Grant(p, Owner("manual", "manual"), 0): offset for p, offset in sorted(begin.items())})
         return subscription
 
     def group(self, name: str) -> GroupHandle:
@@ -369,39 +378,38 @@ class Queue:
     def _registry(self, group: str, ringer: str, settings: Settings) -> Registry:
         return Registry(self.store, self.name, check_name("group", group), self._clock, settings.prefix, ringer)
 
-    def _handle(self, group: str, member: str, settings: Settings) -> GroupHandle:
-        return GroupHandle(self._registry(group, member, settings), self.log, self._clock)
+    def _handle(self, registry: Registry) -> Callable[[], GroupHandle]:
+        """The handle of a group that is worked for; made when somebody asks for it."""
+        return cache(partial(GroupHandle, registry, self.log, self._clock))  # it must not keep the queue alive
 
     def _job(
         self,
-        group: GroupHandle,
+        group: Callable[[], GroupHandle],
         handler: Handler,
         deliver: Deliver,
         start: Start,
         assigned: Callable[..., Any] | None,
         revoked: Callable[..., Any] | None,
-        member: str,
-        settings: Settings,
-    ) -> Job:
+    ) -> Callable[..., Job]:
+        """The job as the user wants it; the member that it is done for is still missing."""
         delivery.check_deliver(deliver)
         delivery.check_handler(handler)
         delivery.check_called("assigned", assigned, "partition, checkpoint, epoch")
         delivery.check_called("revoked", revoked, "partition, position, epoch")
-        group.resolve({0: start})  # a bad start is refused here, not later in a thread
+        if start != "earliest":
+            group().resolve({0: start})  # a bad start is refused here, not later in a thread
         called = delivery.taking(handler, 2)
         assert called is not None
-        return Job(
+        return partial(
+            Job,
             log=self.log,
-            settings=settings,
             clock=self._clock,
             handler=called,
             deliver=deliver,
-            start_at=lambda partition: group.resolve({partition: start})[partition],
-            dead_letters=group.dead_letters,
+            start_at=lambda partition: group().resolve({partition: start})[partition],
+            dead_letters=lambda: group().dead_letters,
             assigned=delivery.taking(assigned, 3),
             revoked=delivery.taking(revoked, 3),
-            member=member,
-            group=group.registry.group_name,
         )
 
 
@@ -409,7 +417,23 @@ def _nonce() -> str:
     return secrets.token_hex(16)
 
 
-__all__ = ["DeadLetters", "Queue", "open_queue"]
+# ---- what a member says about the process that it runs in -----------------------------------------------------------
+
+
+def random_member() -> str:
+    """A name for a member that was given none: unique, and people see where it runs."""
+    return f"{short_host()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def short_host() -> str:
+    """The name of this machine up to its first dot, with what no member name may hold replaced."""
+    host = "".join(c if c.isalnum() or c in "-_" else "-" for c in socket.gethostname().split(".")[0])
+    return host.strip("-")[:60] or "host"
+
+
+def about_this_process() -> dict[str, str]:
+    """What a member's row tells of its process."""
+    return {"host": short_host(), "pid": str(os.getpid())}
 
 
 # ---- what works with a queue, as the queue sees it ------------------------------------------------------------------

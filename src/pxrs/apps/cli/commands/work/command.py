@@ -74,7 +74,7 @@ def _module_of(handler: str, url: str) -> str:
 def _checked(group: str, name: str | None) -> str:
     """The first part of the members' names. What cannot be a name is refused before anything starts."""
     from pxrs.model import check_name
-    from pxrs.runtime.queue.process_facts import short_host
+    from pxrs.runtime.queue.queue import short_host
 
     check_name("group", group)
     found = short_host() if name is None else name
