@@ -276,28 +276,6 @@ class Message(NamedTuple):
         return json.loads(self.value)
 
 
-class _Plain(tuple[Any, ...]):
-    """A tuple that is made by the interpreter alone."""
-
-    __slots__ = ()
-
-
-class Delivered(_Plain, Message):
-    """A message that is made of a tuple of its fields, in two thirds of the time: each one that is handled is.
-
-    It takes its making from a plain tuple; a named one would call Python for it. Everything else is as in ``Message``.
-    """
-
-    __slots__ = ()
-    __new__ = tuple.__new__  # type: ignore[assignment]  # that is the point: it is given one tuple
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Message, tuple(self)
-
-
-Delivered.__name__ = Delivered.__qualname__ = "Message"  # what it is for those who look at one
-
-
 def with_history(row: Partition, at: float) -> Partition:
     """The row with its present owner, epoch and cause written down as the newest line of its history."""
     line = Tenure(row.owner.id if row.owner else None, row.epoch, at, row.cause.value)

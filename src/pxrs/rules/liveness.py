@@ -83,14 +83,16 @@ class Watch:
 
     def next_verdict(self, now: float) -> float | None:
         """The first moment after ``now`` at which a member may have to be judged: the time to look again."""
-        limits = [(seen.since, ms) for seen in self._seen.values() for ms in (seen.row.lease_ms, seen.row.patience_ms)]
-        return min([since + ms / 1000 for since, ms in limits if since + ms / 1000 > now], default=None)
+        moments: list[float] = []
+        for row, since, _ in self._seen.values():
+            moments += [since + row.lease_ms / 1000, since + row.patience_ms / 1000]
+        return min([moment for moment in moments if moment > now], default=None)
 
     def next_look(self, now: float) -> float | None:
         """The time of the next look, so that each heartbeat is seen at most a tenth of its lease after it came. None:
         no member's heartbeat is awaited.
         """
-        awaited = [seen for seen in self._seen.values() if not self.is_dead(seen.row, now)]
+        awaited = [seen for seen in self._seen.values() if (now - seen.since) * 1000 < seen.row.patience_ms]
         if not awaited:
             return None
         return max(min(map(self._due, awaited)), now + min(map(_step, awaited)))

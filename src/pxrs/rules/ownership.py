@@ -46,7 +46,8 @@ def advance(row: Partition, grant: Grant, position: int, end: int | None = None,
         raise BadCheckpoint(
             f"partition {row.number}: checkpoint {position} is before the stored {row.checkpoint}; use seek to go back"
         )
-    return row._replace(checkpoint=position, note=row.note if note is None else note)
+    number, owner, epoch, _, cause, paused, kept, history = row  # each by hand: _replace is a tenth of a large commit
+    return Partition(number, owner, epoch, position, cause, paused, kept if note is None else note, history)
 
 
 def release(row: Partition, grant: Grant, position: int | None, at: float) -> Partition:

@@ -77,11 +77,12 @@ def eligible(members: Iterable[MemberRow], dead: frozenset[str], planned: tuple[
     (``planned``). One that is not in it any more, because it could not read, comes back when it can.
     One in a state that this version does not know is alive, and gets none.
     """
-    alive = [m for m in members if m.id not in dead and m.state in (MemberState.ACTIVE, MemberState.STALLED)]
-    able = [m for m in alive if m.state is MemberState.ACTIVE]
-    if not [m for m in able if not m.blind]:
-        able += [m for m in alive if m.state is MemberState.STALLED and (m.id in planned or not m.blind)]
-    return tuple(sorted([m.id for m in able or alive]))
+    alive = {m.id: m for m in members if m.id not in dead and m.state in (MemberState.ACTIVE, MemberState.STALLED)}
+    able = [name for name, m in alive.items() if m.state is MemberState.ACTIVE]
+    if all(alive[name].blind for name in able):
+        stalled = alive.keys() - able
+        able += [name for name in stalled if name in planned or not alive[name].blind]
+    return tuple(sorted(able or alive))
 
 
 def explain(
@@ -116,4 +117,4 @@ def is_settled(row: Partition, target: str | None, members: Mapping[str, MemberR
     if target is None:
         return row.owner is None
     member = members.get(target)
-    return row.owner is not None and member is not None and row.owner == member.owner
+    return row.owner is not None and member is not None and row.owner == (member.id, member.inc)

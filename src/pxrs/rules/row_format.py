@@ -8,6 +8,7 @@ makes the row ``Damaged``, so that nobody works with it, claims it or writes it 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
@@ -82,28 +83,19 @@ def _around_progress(
 
 @lru_cache(maxsize=8192)  # rows are immutable and polled far more often than they change
 def decode_partition(number: int, data: bytes) -> Partition:
-    what = f"partition {number}"
-    fields = load(what, data)
-    try:
-        return Partition(
-            number,
-            _owner("owner", fields["owner"]),
-            whole("epoch", fields["epoch"]),
-            whole_or_none("checkpoint", fields["checkpoint"]),
-            _cause(fields["cause"]),
-            flag("paused", fields["paused"]),
-            text("note", fields["note"]),
-            tuple([_tenure(line) for line in items("history", fields["history"])]),
-        )
-    except (KeyError, BadField) as error:
-        raise damaged(what, error) from None
+    owner, epoch, checkpoint, cause, paused, note, history = _fields(f"partition {number}", data, _PARTITION)
+    return Partition(number, owner, epoch, checkpoint, cause, paused, note, history)
 
 
-def _cause(word: Any) -> Cause:
+def _cause(_name: str, word: Any) -> Cause:
     try:
         return Cause(word)
     except ValueError:
         raise BadField(f"cause is {shown(word)}, which is none of {', '.join(Cause)}") from None
+
+
+def _history(name: str, lines: Any) -> tuple[Tenure, ...]:
+    return tuple([_tenure(line) for line in items(name, lines)])
 
 
 def _tenure(line: Any) -> Tenure:
@@ -137,31 +129,20 @@ def encode_member(row: MemberRow) -> bytes:
 
 @lru_cache(maxsize=1024)
 def decode_member(name: str, data: bytes) -> MemberRow:
-    what = f"member {name!r}"
-    fields = load(what, data)
-    try:
-        return MemberRow(
-            name,
-            text("inc", fields["inc"]),
-            whole("beat", fields["beat"]),
-            MemberState(text("state", fields["state"])),
-            whole("lease_ms", fields["lease_ms"]),
-            whole("grace_ms", fields["grace_ms"]),
-            moment("joined", fields["joined"]),
-            tuple([(key, text(key, value)) for key, value in mapping("info", fields["info"]).items()]),
-            moment("seen", fields.get("seen", 0.0)),
-            tuple([_parked(pair) for pair in items("parked", fields.get("parked", []))]),
-            flag("blind", fields.get("blind", False)),
-            whole("passed_over", fields.get("passed_over", 0)),
-            whole("beat_ms", fields.get("beat_ms", 0)),
-        )
-    except (KeyError, BadField) as error:
-        raise damaged(what, error) from None
+    return MemberRow(name, *_fields(f"member {name!r}", data, _MEMBER))
 
 
-def _parked(pair: Any) -> tuple[int, str]:
-    partition, reason = items("parked", pair, 2)
-    return whole("parked", partition), text("parked", reason)
+def _state(name: str, word: Any) -> MemberState:
+    return MemberState(text(name, word))
+
+
+def _info(name: str, value: Any) -> tuple[tuple[str, str], ...]:
+    return tuple([(key, text(key, word)) for key, word in mapping(name, value).items()])
+
+
+def _parked(name: str, pairs: Any) -> tuple[tuple[int, str], ...]:
+    found = [items(name, pair, 2) for pair in items(name, pairs)]
+    return tuple([(whole(name, partition), text(name, reason)) for partition, reason in found])
 
 
 def encode_group(row: Group) -> bytes:
@@ -186,27 +167,69 @@ def encode_group(row: Group) -> bytes:
 
 @lru_cache(maxsize=256)
 def decode_group(name: str, data: bytes) -> Group:
-    what = f"group {name!r}"
-    fields = load(what, data)
-    try:
-        return Group(
-            whole("partitions", fields["partitions"]),
-            text("hash", fields["hash"]),
-            text("reduce", fields["reduce"]),
-            text("assignor", fields["assignor"]),
-            whole("generation", fields["generation"]),
-            _texts("members", fields["members"]),
-            text_or_none("target", fields["target"]),
-            text("reason", fields["reason"]),
-            _owner("leader", fields["leader"]),
-            whole("leader_epoch", fields["leader_epoch"]),
-            text("log", fields["log"]),
-            text("born", fields.get("born", "")),  # groups of PXRS before 0.4 have none
-            _texts("evicted", fields.get("evicted", [])),  # groups of PXRS before 0.6 have none
-        )
-    except (KeyError, BadField) as error:
-        raise damaged(what, error) from None
+    return Group(*_fields(f"group {name!r}", data, _GROUP))
 
 
 def _texts(name: str, values: Any) -> tuple[str, ...]:
     return tuple([text(name, value) for value in items(name, values)])
+
+
+# ---- the fields of each kind of row, in the order of the row's own ---------------------------------------------------
+
+
+_Check = Callable[[str, Any], Any]
+
+_PARTITION: dict[str, _Check] = {
+    "owner": _owner,
+    "epoch": whole,
+    "checkpoint": whole_or_none,
+    "cause": _cause,
+    "paused": flag,
+    "note": text,
+    "history": _history,
+}
+_MEMBER: dict[str, _Check] = {
+    "inc": text,
+    "beat": whole,
+    "state": _state,
+    "lease_ms": whole,
+    "grace_ms": whole,
+    "joined": moment,
+    "info": _info,
+    "seen": moment,
+    "parked": _parked,
+    "blind": flag,
+    "passed_over": whole,
+    "beat_ms": whole,
+}
+_GROUP: dict[str, _Check] = {
+    "partitions": whole,
+    "hash": text,
+    "reduce": text,
+    "assignor": text,
+    "generation": whole,
+    "members": _texts,
+    "target": text_or_none,
+    "reason": text,
+    "leader": _owner,
+    "leader_epoch": whole,
+    "log": text,
+    "born": text,
+    "evicted": _texts,
+}
+_ABSENT: dict[str, Any] = {
+    "seen": 0.0, "parked": [], "blind": False, "passed_over": 0, "beat_ms": 0, "born": "", "evicted": [],
+}  # fmt: skip
+"""What a field is that earlier versions do not write: groups before 0.4 have no ``born``, the others came with 0.6."""
+
+
+def _fields(what: str, data: bytes, checks: Mapping[str, _Check]) -> list[Any]:
+    """The fields of a row in the order of these checks, each checked."""
+    found = load(what, data)
+    try:
+        return [
+            check(name, found[name] if name in found or name not in _ABSENT else _ABSENT[name])
+            for name, check in checks.items()
+        ]
+    except (KeyError, BadField) as error:
+        raise damaged(what, error) from None

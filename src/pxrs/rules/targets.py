@@ -44,6 +44,10 @@ class Target:
         place = self.owners[partition]
         return None if place == NOBODY else self.members[place]
 
+    def names(self) -> list[str | None]:
+        """The member that should own each partition."""
+        return [None if place == NOBODY else self.members[place] for place in self.owners]
+
     def of(self, member: str) -> list[int]:
         """The partitions of one member, ascending; none if it is not a member."""
         if member not in self.members:

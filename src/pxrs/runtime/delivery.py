@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from pxrs.errors import BadSetting, NotFound
 from pxrs.logs.batches import numbers
-from pxrs.model import Delivered, Message
+from pxrs.model import Message
 from pxrs.rules.texts import values_of
 
 Deliver = Literal["message", "list", "arrow"]
@@ -41,6 +42,8 @@ class HandlerCall(NamedTuple):
     end: int
 
 
+_MESSAGE: Callable[[Iterable[Any]], Message] = partial(tuple.__new__, Message)
+"""Makes a message of its fields in half of the time that ``Message._make`` takes: without a call of Python."""
 _ID = np.dtype("V16")
 CONVERTED_ROWS = 1_024
 """So many rows become messages at a time: few enough that they are still in the processor's cache when handled."""
@@ -57,7 +60,7 @@ def messages_of(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
 
 
 def _messages(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
-    """Columns are converted whole. What a named tuple adds to a tuple's own making would cost as much again."""
+    """Columns are converted whole."""
     offset, timestamp, key, value, headers, identity, tenant = batch.columns
     rows, first = len(offset), int(numbers(offset)[0])
     fields = zip(
@@ -71,7 +74,7 @@ def _messages(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
         _sparse(tenant),
         strict=True,
     )
-    return map(Delivered, fields)
+    return map(_MESSAGE, fields)
 
 
 def _ids(array: pa.Array) -> Iterable[bytes | None]:

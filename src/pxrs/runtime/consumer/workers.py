@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from pxrs.errors import PxrsError
 from pxrs.io.process_exit import Stage, at_exit
@@ -13,7 +12,7 @@ from pxrs.model import Grant
 from pxrs.runtime.consumer.job import Job
 from pxrs.runtime.consumer.sink_worker import SinkWorker
 from pxrs.runtime.consumer.worker import Worker
-from pxrs.runtime.ports.counters import Counters
+from pxrs.runtime.ports.counters import Counters, total
 
 
 class Workers:
@@ -27,7 +26,7 @@ class Workers:
         self.unshown: dict[int, int] = {}
         """Partitions that were given up with output that is not shown, and under which epoch."""
         self._leaving: list[Worker] = []
-        self._past = Counters()
+        self._past: list[Counters] = []
 
     def take(self, job: Job) -> None:
         """Get to know the job, before anything starts."""
@@ -68,7 +67,7 @@ class Workers:
         if lost:
             worker.lose()
         for ended in [w for w in self._leaving if w.finished]:
-            self._past.add(ended.tally)
+            self._past = [total([*self._past, ended.tally])]
             self._leaving.remove(ended)
         self._leaving.append(worker)  # before it goes from the one list: a sum must not miss it
         del self.workers[partition]
@@ -94,10 +93,7 @@ class Workers:
 
     def tally(self) -> Counters:
         """What all workers have done, those of partitions that went away included."""
-        total = replace(self._past)
-        for worker in set(self._all()):
-            total.add(worker.tally)
-        return total
+        return total([*self._past, *(worker.tally for worker in set(self._all()))])
 
     def pause(self, partition: int, paused: bool) -> None:
         self.workers[partition].pause(paused)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from math import inf
 from typing import NamedTuple
 
 from pxrs.errors import BadCheckpoint, Closed, Fenced, HandlerFailed, PxrsError, Refused, WentBack
@@ -44,13 +45,15 @@ class Commits:
         drop: Callable[..., None],
     ) -> None:
         self.trouble: PxrsError | None = None
+        self.next_due = inf
+        """When the progress that was known in the last round is due at the latest. Who makes more wakes the loop."""
         self._registry = registry
         self._work = work
         self._handles = handles
         self._report = report
         self._drop = drop
         self._policy = CommitPolicy(settings.commit_every, settings.commit_interval_ms / 1000)
-        self._submitted: deque[Submitted] = deque()
+        self.submitted: deque[Submitted] = deque()
         self._closed = False
 
     # ---- handed in --------------------------------------------------------------------------------------------------
@@ -58,7 +61,7 @@ class Commits:
     def submit(self, request: CommitRequest) -> Future[Changed]:
         """Carry the request out in the loop's next round."""
         outcome: Future[Changed] = Future()
-        self._submitted.append(Submitted(request, outcome))
+        self.submitted.append(Submitted(request, outcome))
         if self._closed:
             self.close()
         return outcome
@@ -66,8 +69,8 @@ class Commits:
     def serve(self, now: float) -> bool:
         """Carry out what was handed in. True: something was refused, so look at the rows."""
         fenced = False
-        while self._submitted:
-            asked = self._submitted.popleft()
+        while self.submitted:
+            asked = self.submitted.popleft()
             try:
                 self._doubt(asked.request.positions)
                 asked.outcome.set_result(self._store(asked.request, now))
@@ -104,24 +107,23 @@ class Commits:
         self._closed = True
         with suppress(IndexError):  # two threads may do this at a time
             while True:
-                submitted = self._submitted.popleft()
+                submitted = self.submitted.popleft()
                 submitted.outcome.set_exception(Closed("this member has ended; nothing more is committed"))
 
     # ---- on a policy ------------------------------------------------------------------------------------------------
 
     def commit_due(self, now: float) -> None:
-        due = {}
+        due, self.next_due = {}, inf
         for number, handle in self._handles.items():
             position = self._news(number, handle)
-            if position is not None and self._is_due(handle, position, now):
+            if position is None:
+                continue
+            if self._is_due(handle, position, now):
                 due[handle.grant] = position
+            else:
+                self.next_due = min(self.next_due, handle.committed_at + self._policy.seconds)
         if due:
             self.commit(due, now)
-
-    def times(self) -> list[float]:
-        """When the known progress is due at the latest."""
-        seconds = self._policy.seconds
-        return [h.committed_at + seconds for number, h in self._handles.items() if self._news(number, h) is not None]
 
     def _news(self, number: int, handle: Handle) -> int | None:
         """The position, if it is to be stored. One behind what is committed is that of output being published."""

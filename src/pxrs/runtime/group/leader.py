@@ -204,8 +204,9 @@ class Leader:
         """Free what its owner cannot or does not give up; notice when everything is where it belongs."""
         waiting: list[int] = []
         forced: dict[int, Owner] = {}
+        owners = target.names()
         for row in self._registry.readable_partitions():  # a damaged one is nobody's until it is mended
-            wanted = target.owner(row.number)
+            wanted = owners[row.number]
             if rebalance.is_settled(row, wanted, members):
                 self._overdue.pop(row.number, None)
                 continue
@@ -260,5 +261,5 @@ class Leader:
 
 
 def _changed(previous: Target | None, target: Target) -> list[int]:
-    everything = range(target.partitions)
-    return [p for p in everything if previous is None or previous.owner(p) != target.owner(p)]
+    before = [None] * target.partitions if previous is None else previous.names()
+    return [p for p, name in enumerate(target.names()) if previous is None or before[p] != name]

@@ -9,6 +9,7 @@ A handle is born in one way only: from the success of this process's own claim.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -218,12 +219,15 @@ class Member:
         wanted = self._wanted()
         numbers = sorted(wanted | self.handles.keys() | self._doubtful)
         rows = self.damaged.sort_out(self._registry.read_partitions_each(numbers) if numbers else {})
-        steps: dict[Step, list[int]] = {step: [] for step in Step}
-        for number, held in rows.items():
-            steps[self._next_step(number, held, number in wanted)].append(number)
-        lost = {number: False for number in self.damaged if number in self.handles}
-        if lost := lost | {number: rows[number].row.cause is Cause.SEEK for number in steps[Step.DROP]}:
-            self._drop_lost(lost)
+        steps: defaultdict[Step, list[int]] = defaultdict(list)
+        for number, (row, _) in rows.items():
+            grant, mode, drained = None, None, False
+            if handle := self.handles.get(number):
+                grant, mode, drained = handle.grant, handle.mode, self._work.drained(number)
+            steps[rebalance.next_step(row, self.me, grant, mode, number in wanted, drained)].append(number)
+        if self.damaged or steps[Step.DROP]:
+            lost = {number: False for number in self.damaged if number in self.handles}
+            self._drop_lost(lost | {number: rows[number].row.cause is Cause.SEEK for number in steps[Step.DROP]})
         self._keep(steps[Step.KEEP], rows)
         if going := [*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]]:
             self._release(going, rows)
@@ -231,13 +235,6 @@ class Member:
             self._give_back(steps[Step.GIVE_BACK])
         if steps[Step.CLAIM]:
             self._claim(steps[Step.CLAIM], rows, now)
-
-    def _next_step(self, number: int, held: Held[Partition], wanted: bool) -> Step:
-        handle = self.handles.get(number)
-        if handle is None:
-            return rebalance.next_step(held.row, self.me, None, None, wanted, drained=False)
-        drained = self._work.drained(number)
-        return rebalance.next_step(held.row, self.me, handle.grant, handle.mode, wanted, drained)
 
     def _drop_lost(self, sought: Mapping[int, bool]) -> None:
         """Stop what is not ours any more; for each partition whether a seek has taken it."""
@@ -326,7 +323,7 @@ class Member:
     # ---- committing, leading and leaving ------------------------------------------------------------------------
 
     def _commit_submitted(self, now: float) -> None:
-        if self.commits.serve(now):
+        if self.commits.submitted and self.commits.serve(now):
             self._polled = True
 
     def _coordinate(self, now: float) -> None:
@@ -376,11 +373,11 @@ class Member:
     def _next_round(self, now: float) -> float:
         if self._polled or self.finished:
             return now
-        times = [self._pulse.next_beat, self._next_poll]
+        times = [self._pulse.next_beat, self._next_poll, self.commits.next_due]
         times.append(self._next_watch if self._leaving_since is None else self._drained_by)
         if self.leader.is_busy:
             times.append(now + FOLLOW_SECONDS)
-        return max(now, min([*times, *self.commits.times()]))
+        return max(now, min(times))
 
 
 # ---- partitions whose rows cannot be read ---------------------------------------------------------------------------
@@ -396,10 +393,13 @@ class Spoilt(dict[int, Damaged]):
 
     def sort_out(self, found: Mapping[int, Held[Partition] | Damaged]) -> dict[int, Held[Partition]]:
         """The rows that can be read. What the others hold can be neither claimed nor committed: they wait."""
-        known = set(self)
+        known, rows = set(self), {}
         self.clear()
-        self.update((number, error) for number, error in found.items() if isinstance(error, Damaged))
-        for number, error in self.items():
+        for number, held in found.items():
+            if isinstance(held, Held):
+                rows[number] = held
+                continue
+            self[number] = held
             if number not in known:
-                self._report("damaged", {"member": self._member, "partition": number, "error": str(error)})
-        return {number: held for number, held in found.items() if isinstance(held, Held)}
+                self._report("damaged", {"member": self._member, "partition": number, "error": str(held)})
+        return rows

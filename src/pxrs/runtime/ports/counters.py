@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 
@@ -21,3 +22,11 @@ class Counters:
     def add(self, other: Counters) -> None:
         for counter in fields(Counters):
             setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
+
+
+def total(tallies: Iterable[Counters]) -> Counters:
+    """What several workers have done together."""
+    found = Counters()
+    for tally in tallies:
+        found.add(tally)
+    return found

@@ -61,12 +61,12 @@ class Rows(Generic[N, T]):
         return self._held(name, mine).row, others._held(other, theirs).row
 
     def read(self, names: Collection[N]) -> dict[N, Held[T]]:
-        rows = self._store.read([self._kind.key(name) for name in names])
+        rows = self._store.read(list(map(self._kind.key, names)))
         return {name: self._held(name, row) for name, row in zip(names, rows, strict=True)}
 
     def read_each(self, names: Collection[N]) -> dict[N, Held[T] | Damaged]:
         """The same, with an answer for each row: a damaged one spoils no other."""
-        rows = self._store.read([self._kind.key(name) for name in names])
+        rows = self._store.read(list(map(self._kind.key, names)))
         return self._each(zip(names, rows, strict=True))
 
     def scan(self, prefix: str) -> dict[N, Held[T]]:
@@ -185,16 +185,16 @@ class Rows(Generic[N, T]):
         self, names: Collection[N], known: Mapping[N, Held[T]], results: Results[N, T]
     ) -> tuple[dict[N, Held[T]], list[N]]:
         """All rows that are there, or may be absent, and their names. A damaged or missing one spoils no other."""
-        held = {name: known[name] for name in names if name in known}
+        held: dict[N, Held[T]] = {}
         unknown = [name for name in names if name not in known]
-        for name, row in zip(unknown, self._store.read([self._kind.key(name) for name in unknown]), strict=True):
+        for name, row in zip(unknown, self._store.read(list(map(self._kind.key, unknown))), strict=True):
             try:
                 held[name] = self._held(name, row)
             except PxrsError as error:
                 if row is not None and not is_bad_row(error):
                     raise
                 results[name] = error
-        return held, [name for name in names if name in held]
+        return {**known, **held}, [name for name in names if name in held or name in known]
 
     def _try(
         self,

@@ -90,7 +90,7 @@ class MemberRows(RowKind[str, MemberRow | None]):
         return f"{self.keys.members}{name}"
 
     def name(self, key: str) -> str:
-        return last_part(key)
+        return key.rpartition("/")[2]
 
     def decode(self, name: str, data: bytes) -> MemberRow:
         return row_format.decode_member(name, data)

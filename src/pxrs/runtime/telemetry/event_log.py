@@ -44,7 +44,13 @@ _DETAILS = {
     "released": "{group}: {member} released partition {partition} at {position}",
     "committed": "{group}: {member} committed partition {partition} at {checkpoint}",
 }
-
+_LINES = _WARNINGS | _NOTES | _DETAILS
+_LEVELS = {
+    **dict.fromkeys(_WARNINGS, logging.WARNING),
+    **dict.fromkeys([*_NOTES, "settled"], logging.INFO),
+    **dict.fromkeys(_DETAILS, logging.DEBUG),
+}
+"""How loud each kind of event is; a kind without a line is counted, and not written."""
 
 AGAIN_SECONDS = 60.0
 """How often a registry that does not answer is told of, after the first time."""
@@ -66,31 +72,31 @@ class EventLog:
         self.counts[kind] += 1
         if kind == "answered":
             self._tries = 0
-        if kind != "troubled":
+        if kind == "troubled":
+            self._write_trouble(facts)
+        elif kind in _LEVELS and logger.isEnabledFor(_LEVELS[kind]):
             self._write(kind, facts)
-        elif news := self._count_trouble():
-            self._write(news, {**facts, "tries": self._tries, "seconds": self._clock.monotonic() - self._since})
         if self._tell is not None:
             self._tell(kind, facts)
 
-    def _count_trouble(self) -> str:
-        """What is to be said of one more failure: it is new, or it has lasted for one more minute, or nothing."""
+    def _write_trouble(self, facts: Mapping[str, Any]) -> None:
+        """One more failure is said where it is new, or has lasted for one more minute."""
         now = self._clock.monotonic()
         self._tries += 1
         is_new = self._tries == 1
         if is_new:
             self._since = now
         elif now < self._again_at:
-            return ""
+            return
         self._again_at = now + AGAIN_SECONDS
-        return "troubled" if is_new else "still_troubled"
+        times = {"tries": self._tries, "seconds": now - self._since}
+        self._write("troubled" if is_new else "still_troubled", {**facts, **times})
 
     def _write(self, kind: str, facts: Mapping[str, Any]) -> None:
         if kind == "settled":
             logger.info("%s: %s", self._group, rebalance_line(facts))
-        for level, lines in ((logging.WARNING, _WARNINGS), (logging.INFO, _NOTES), (logging.DEBUG, _DETAILS)):
-            if kind in lines and logger.isEnabledFor(level):
-                logger.log(level, lines[kind].format(group=self._group, **facts))
+        elif logger.isEnabledFor(_LEVELS[kind]):
+            logger.log(_LEVELS[kind], _LINES[kind].format(group=self._group, **facts))
 
 
 def rebalance_line(facts: Mapping[str, Any]) -> str:
