@@ -6,13 +6,13 @@ import copy
 import pickle
 
 from pxrs.model import Message
-from pxrs.runtime.delivery import messages_of
+from pxrs.runtime.delivery import as_message
 
 FIELDS = (3, 14, b"k", b"v", 1_000_000, b"i" * 16, None, None)
 
 
 def test_a_delivered_message_is_a_message_in_every_respect() -> None:
-    [delivered], message = messages_of([FIELDS], 3), Message(*FIELDS)
+    delivered, message = as_message(FIELDS), Message(*FIELDS)
     assert type(delivered) is Message
     assert delivered == message and hash(delivered) == hash(message) and repr(delivered) == repr(message)
     assert delivered.id == message.id and delivered.text == "v" and delivered.timestamp == message.timestamp
@@ -26,6 +26,6 @@ def test_a_delivered_message_is_a_message_in_every_respect() -> None:
 
 
 def test_copies_of_a_delivered_message_are_messages() -> None:
-    [delivered] = messages_of([FIELDS], 3)
+    delivered = as_message(FIELDS)
     for twin in (pickle.loads(pickle.dumps(delivered)), copy.copy(delivered), copy.deepcopy(delivered)):
         assert type(twin) is Message and twin == delivered

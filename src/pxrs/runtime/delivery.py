@@ -42,7 +42,7 @@ class HandlerCall(NamedTuple):
     end: int
 
 
-_MESSAGE: Callable[[Iterable[Any]], Message] = partial(tuple.__new__, Message)
+as_message: Callable[[Iterable[Any]], Message] = partial(tuple.__new__, Message)
 """Makes a message of its fields in half of the time that ``Message._make`` takes: without a call of Python."""
 _ID = np.dtype("V16")
 CONVERTED_ROWS = 1_024
@@ -74,7 +74,7 @@ def _messages(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
         _sparse(tenant),
         strict=True,
     )
-    return map(_MESSAGE, fields)
+    return map(as_message, fields)
 
 
 def _ids(array: pa.Array) -> Iterable[bytes | None]:
