@@ -423,7 +423,7 @@ def test_closing_flushes_and_refuses_what_comes_later(log: Watched) -> None:
 
 def test_a_dropped_producer_sends_the_rest_and_leaks_no_thread(log: Watched) -> None:
     producer = Producer(log, Partitioner(partitions=PARTITIONS), Settings(linger_ms=3_600_000), SystemClock())
-    thread = producer._outbox._thread
+    thread = producer._buffer._thread
     assert thread.is_alive()
     producer.send("k", b"x")
     del producer

@@ -142,9 +142,9 @@ def test_a_parcel_of_small_messages_is_about_as_large_as_it_should_be(log: Gated
     assert last.result(WAIT)[1] == 299
     for _ in range(300 + UNCOUNTED):  # the batch after it, of messages that are larger than the first ones
         producer.send("key", b"x" * 500)
-        if producer._outbox.open is None:
+        if producer._buffer.open is None:
             break
-    assert producer._outbox.open is None
+    assert producer._buffer.open is None
     producer.close()
 
 

@@ -61,7 +61,7 @@ class Partitioner:
 
     def partition(self, key: object) -> int:
         """The partition of one key."""
-        hashed = self._hash.one(key_bytes(key))
+        hashed = self._hash.one(key if type(key) is bytes else key_bytes(key))
         return _REDUCTIONS[self.reduce].one(hashed, self._hash.bits, self.partitions)
 
     def hash_of(self, key: object) -> int:

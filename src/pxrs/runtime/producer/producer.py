@@ -18,7 +18,7 @@ from pxrs.errors import BadKey, Refused
 from pxrs.io.clock import Clock
 from pxrs.logs.base import Log
 from pxrs.rules.addressing import refuse_name
-from pxrs.runtime.producer.buffer import SMALL, Buffer
+from pxrs.runtime.producer.buffer import Buffer
 from pxrs.runtime.producer.packing import Extras, Packer, Receipt, Routes, TableParcel
 from pxrs.runtime.producer.table_input import body_parts
 from pxrs.runtime.views.tables import counted
@@ -80,10 +80,10 @@ class Producer:
         self._settings = settings
         self._clock = clock
         packer = Packer(partitioner, self._partitions, bytes.fromhex(self.id))
-        self._outbox = Buffer(log, packer, settings, clock)
+        self._buffer = Buffer(log, packer, settings, clock)
         self._closed = False
         # A producer that is dropped still sends what it was given, and its thread then ends.
-        self._dropped = weakref.finalize(self, self._outbox.drop)
+        self._dropped = weakref.finalize(self, self._buffer.drop)
         self._dropped.atexit = False
 
     def send(
@@ -95,41 +95,15 @@ class Producer:
         timestamp: datetime | int | None = None,
         tenant: str | None = None,
     ) -> Receipt:
-        """Send one message. Returns at once, unless the buffer is full; a bad message is refused here.
-
-        The first lines are the way of nearly every message, so nothing is in them that it does not need: text that
-        is ASCII is stored as it is, sizes are counted by ``put``; a ``with``, a call, or to look up what is called in
-        the moment of the call (``outbox.acquire()``) would cost a tenth of all.
-        """
-        kind = key.__class__
-        if (
-            (key is None or ((kind is bytes or (kind is str and key.isascii())) and len(key) <= SMALL))
-            and value.__class__ is bytes
-            and len(value) <= SMALL
-            and headers is None
-            and timestamp is None
-            and tenant is None
-        ):
-            outbox = self._outbox
-            acquire, release = outbox.acquire, outbox.release
-            acquire()
-            try:
-                parcel = outbox.open
-                if parcel is not None:
-                    values = parcel.values
-                    row = len(values)
-                    if row < parcel.look:
-                        parcel.keys.append(key)
-                        values.append(value)
-                        receipt = Receipt()
-                        receipt.parcel = parcel
-                        receipt.row = row
-                        return receipt
-            finally:
-                release()
-        plain = headers is None and timestamp is None and tenant is None
-        extras = None if plain else _extras(headers, timestamp, tenant)
-        return self._outbox.put(_key(key), _value(value), extras)
+        """Send one message. Returns at once, unless the buffer is full; a bad message is refused here."""
+        extras = None
+        if headers is None and timestamp is None and tenant is None:
+            receipt = self._buffer.put_small(key, value)
+            if receipt is not None:
+                return receipt
+        else:
+            extras = _extras(headers, timestamp, tenant)
+        return self._buffer.put(_key(key), _value(value), extras)
 
     def send_batch(self, table: pa.Table | pa.RecordBatch) -> BatchReceipt:
         """Send the rows of an Arrow table: key, value [, headers, timestamp, tenant], in their order.
@@ -140,25 +114,25 @@ class Producer:
         parts = body_parts(table, self._partitions, now_us, self._settings.buffer_bytes, self._largest)
         parcels = []
         for batch, given, size in parts:
-            parcel = TableParcel(self._outbox.hurry, batch, given)
+            parcel = TableParcel(self._buffer.hurry, batch, given)
             parcel.size = size
-            self._outbox.put_parcel(parcel)
+            self._buffer.put_parcel(parcel)
             parcels.append(parcel)
         return BatchReceipt(parcels)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is durable; raises the first failure."""
         check_seconds("timeout", timeout)
-        self._outbox.flush(timeout)
+        self._buffer.flush(timeout)
 
     def give_up(self) -> None:
         """Repeat no append that fails from now on: who waits need not wait for ``send_timeout_ms``."""
-        self._outbox.given_up.set()
+        self._buffer.given_up.set()
 
     @property
     def stored(self) -> int:
         """How many messages are durable so far: the first so many of all that were sent."""
-        return self._outbox.stored
+        return self._buffer.stored
 
     def close(self) -> None:
         """Flush and end; raises the first failure. Closing twice is harmless."""
@@ -166,9 +140,9 @@ class Producer:
             return
         self._closed = True
         self._dropped.detach()
-        self._outbox.end()
-        if self._outbox.failure is not None:
-            raise self._outbox.failure
+        self._buffer.end()
+        if self._buffer.failure is not None:
+            raise self._buffer.failure
 
     def __repr__(self) -> str:
         return f"<Producer of queue {self._queue!r}: {self.stored} messages stored{', closed' if self._closed else ''}>"
