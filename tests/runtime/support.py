@@ -22,7 +22,7 @@ from pxrs.model import Message, Owner
 from pxrs.rules import row_format as rows
 from pxrs.rules.routing.partitioner import Partitioner
 from pxrs.runtime.consumer.consumer import Consumer
-from pxrs.runtime.consumer.job import Link
+from pxrs.runtime.consumer.job import MemberLink
 from pxrs.runtime.delivery import Context
 from pxrs.runtime.ports.events import silent
 from pxrs.runtime.queue.queue import Queue
@@ -43,7 +43,7 @@ HASTY = Settings(
 )  # fmt: skip
 """A lost member is noticed within a second or so."""
 
-NO_LINK = Link(lambda: None, lambda _: None, lambda: None, silent, lambda _: None)
+NO_LINK = MemberLink(lambda: None, lambda _: None, lambda: None, silent, lambda _: None)
 """For workers that no member drives."""
 
 

@@ -173,7 +173,7 @@ def test_a_batch_that_the_last_version_has_stored_is_known_by_its_number_alone(p
     with pxrs.open(place) as queue:
         producer = queue.named_producer("ingest")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pxrs.runtime.producer.named.content_of", lambda _: "")
+            patch.setattr("pxrs.runtime.producer.producer.content_of", lambda _: "")
             producer.send_batch(one("a"), sequence=0)
         producer.send_batch(one("a"), sequence=0)
         assert stored(queue) == [b"v"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from pxrs.errors import PxrsError
 from pxrs.io.signals import Latch, join
-from pxrs.runtime.consumer.job import Link
+from pxrs.runtime.consumer.job import MemberLink
 from pxrs.runtime.consumer.workers import Workers
 from pxrs.runtime.group.membership import Membership, signals, weakly
 from pxrs.runtime.group.meter import Meter
@@ -163,9 +163,9 @@ class Subscription:
         self._error: PxrsError | None = None
 
     @property
-    def link(self) -> Link:
+    def link(self) -> MemberLink:
         """For its workers. A sink and commits are a member's."""
-        return Link(lambda: None, self._fail, self._end, silent, lambda _: None)
+        return MemberLink(lambda: None, self._fail, self._end, silent, lambda _: None)
 
     def stop(self) -> None:
         """End when the running handlers have ended."""

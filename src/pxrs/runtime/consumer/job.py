@@ -19,7 +19,7 @@ from pxrs.runtime.registry.registry import Changed, CommitRequest
 from pxrs.settings import Settings
 
 
-class Link(NamedTuple):
+class MemberLink(NamedTuple):
     """Whom the threads of a consumer tell: its membership, which they do not keep alive, or its subscription."""
 
     wake: Callable[[], None]
@@ -33,7 +33,7 @@ class Link(NamedTuple):
     """Commit, and learn what became of it: for a sink, which publishes by that. None: there is no member any more."""
 
     @classmethod
-    def to(cls, member: Membership) -> Link:
+    def to(cls, member: Membership) -> MemberLink:
         fail, stop = weakly(member.fail), weakly(member.request_stop)
         return cls(member.wake, fail, stop, weakly(member.tell), weakly(member.submit))
 
@@ -50,7 +50,7 @@ class Job:
     start_at: Callable[[int], int]
     """The offset at which a partition without a checkpoint begins."""
     dead_letters: Callable[[], DeadLetterBox]
-    link: Link
+    link: MemberLink
     sink: Sink | None = None
     group: str = ""
     assigned: Callable[..., Any] | None = None

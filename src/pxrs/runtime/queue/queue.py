@@ -23,7 +23,7 @@ from pxrs.rules.routing.hashes import known_hashes, register_hash
 from pxrs.rules.routing.partitioner import Partitioner
 from pxrs.runtime import delivery
 from pxrs.runtime.consumer.consumer import Consumer, Subscription
-from pxrs.runtime.consumer.job import Job, Link
+from pxrs.runtime.consumer.job import Job, MemberLink
 from pxrs.runtime.consumer.workers import Workers
 from pxrs.runtime.dead_letters.box import DeadLetters
 from pxrs.runtime.delivery import Deliver, Handler
@@ -35,8 +35,7 @@ from pxrs.runtime.group.until_end import FinishLine
 from pxrs.runtime.group.work import Work
 from pxrs.runtime.ports.events import Report
 from pxrs.runtime.ports.sink import Sink, bind, check_sink
-from pxrs.runtime.producer.named import NamedProducer
-from pxrs.runtime.producer.producer import Producer
+from pxrs.runtime.producer.producer import NamedProducer, Producer
 from pxrs.runtime.queue.housekeeping import Housekeeper, Round
 from pxrs.runtime.queue.log_registry import MANUAL, Adopted, LogRegistry, group_over, make_group, message_count
 from pxrs.runtime.queue.settings_file import load_settings
@@ -206,7 +205,7 @@ class Queue:
             bind(sink, self.store)
         workers = Workers()
         membership = self._join(registry, handle, workers, name, {"engine": "threads"}, settings, report)
-        workers.take(job(settings=settings, link=Link.to(membership), sink=sink, group=group, member=name))
+        workers.take(job(settings=settings, link=MemberLink.to(membership), sink=sink, group=group, member=name))
         clock = self._clock
         return Consumer(membership, workers, self.users, lambda: FinishLine(handle(), clock))
 

@@ -1,4 +1,9 @@
-"""The rows of one group: their keys in a store, their formats, and what the absence of a row means."""
+"""The rows of one group: their keys in a store, their formats, and what the absence of a row means.
+
+Rows that are older than this process has seen are refused here (the rollback guard, at the end): a store can be
+restored from a copy, fail over to a replica that lacks the last writes, or be wiped. Epochs that were granted would
+then be granted again, to others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,6 @@ from typing import Generic, NoReturn, TypeVar
 from pxrs.errors import WentBack
 from pxrs.model import Group, MemberRow, Partition, check_name
 from pxrs.rules import row_format
-from pxrs.runtime.registry.rollback_guard import refuse_older_group, refuse_older_partition
 
 N = TypeVar("N")
 T = TypeVar("T")
@@ -140,3 +144,28 @@ def missing(what: str) -> WentBack:
 
 def last_part(key: str) -> str:
     return key.rpartition("/")[2]
+
+
+# ---- the rollback guard ----------------------------------------------------------------------------------------------
+
+
+def refuse_older_partition(group: str, row: Partition, epoch: int) -> None:
+    """``epoch`` is the highest one that this process has seen in the row of this partition."""
+    if row.epoch < epoch:
+        raise WentBack(
+            f"partition {row.number} of group {group!r} went back from epoch {epoch} to {row.epoch}: {_CAUSE}"
+        )
+
+
+def refuse_older_group(name: str, row: Group, last: Group) -> None:
+    """``last`` is the row of this group as this process has seen it before."""
+    if last.born and row.born and last.born != row.born:
+        raise WentBack(f"group {name!r} was made anew: the registry store was wiped, or the group deleted")
+    for what in ("generation", "leader_epoch"):
+        before, found = getattr(last, what), getattr(row, what)
+        if found < before:
+            words = what.replace("_", " ")
+            raise WentBack(f"group {name!r} went back from {words} {before} to {found}: {_CAUSE}")
+
+
+_CAUSE = "the registry store has lost writes, or was restored from a copy"
