@@ -188,9 +188,9 @@ def _does_nothing(*_: object) -> None:
     """What was to be done is left out."""
 
 
-def _anything_else_is_news(self: Commits, number: int, handle: Handle) -> bool:
-    at_rest = handle.mode is Mode.RELEASING or handle.in_doubt
-    return not at_rest and self._work.position(number) != handle.committed
+def _anything_else_is_news(self: Commits, number: int, handle: Handle) -> int | None:
+    at_rest, position = handle.mode is Mode.RELEASING or handle.in_doubt, self._work.position(number)
+    return position if not at_rest and position != handle.committed else None
 
 
 def _alive_for_the_whole_lease(self: Heartbeat, sent: float) -> None:
@@ -207,7 +207,7 @@ _sound_confirmed = Heartbeat._confirmed
 NAMED: frozenset[str] = frozenset()
 
 PLANTED = (
-    Planted(Bug(36, "the member does not rest while output is published", Commits, "_has_news",
+    Planted(Bug(36, "the member does not rest while output is published", Commits, "_news",
                 _anything_else_is_news, NAMED), a_member_rests_while_its_output_is_published),
     Planted(Bug(37, "a commit without an answer leaves no doubt", Commits, "_doubt", _does_nothing, NAMED),
             a_commit_without_an_answer_is_not_overtaken_by_the_start_that_was_chosen),
