@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 RETRIED_FROM = "pxrs.retried-from"
 """Tells people which letter a message was that was sent again for all groups."""
 BLOCK = 4_096
-"""So many letters share a row of the registry. Of 32 KB at most, it fits into every store."""
+"""This many letters share a row of the registry. With 32 KB at most, it fits into every store."""
 _TOGETHER = 100
-"""So many are appended, and then marked, at a time."""
+"""This many letters are appended, and then marked, at a time."""
 
 
 class Waiting(NamedTuple):
@@ -48,7 +48,7 @@ class Waiting(NamedTuple):
     oldest_us: int | None
 
     def age_seconds(self, wall: float) -> float | None:
-        """How long the oldest has been waiting at this time; None if there is none."""
+        """Seconds for which the oldest has been waiting at this time; None if there is none."""
         return None if self.oldest_us is None else max(0.0, wall - self.oldest_us / 1_000_000)
 
 
@@ -104,7 +104,7 @@ class DeadLetters:
                 return
 
     def __len__(self) -> int:
-        """How many letters are kept, with those that were sent again."""
+        """The number of kept letters, with those that were sent again."""
         box = self._open(create=False)
         if box is None:
             return 0
@@ -244,7 +244,7 @@ def _resend(log: Log, letters: Sequence[DeadLetter], group: str, all_groups: boo
 
 
 def _row(letter: DeadLetter, header: dict[str, bytes], now_us: int, message_id: bytes) -> dict[str, Any]:
-    """What an earlier retry has written is replaced."""
+    """Replace what an earlier retry has written."""
     kept = {name: value for name, value in letter.headers.items() if name not in (ONLY_FOR, RETRIED_FROM)}
     return {
         "timestamp": now_us,
@@ -257,7 +257,7 @@ def _row(letter: DeadLetter, header: dict[str, bytes], now_us: int, message_id: 
 
 
 def _partition(identity: LogIdentity, letter: DeadLetter) -> int:
-    """Where the message stood. In a queue that was created anew: where its key belongs."""
+    """The partition of the message. In a queue that was created anew: the partition of its key."""
     if letter.log in ("", identity.id) and 0 <= letter.partition < identity.partitions:
         return letter.partition
     if letter.key is None:
@@ -280,7 +280,7 @@ class Retried:
         self._key = key
 
     def numbers(self, box: str, letters: int) -> set[int]:
-        """Which of the first so many letters of this box were sent again."""
+        """The numbers of the first letters of this box that were sent again."""
         keys = [self._key_of(block) for block in range(-(-letters // BLOCK))]
         return {number for row in self._store.read(keys) for number in _in(row, box)} if keys else set()
 

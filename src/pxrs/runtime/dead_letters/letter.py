@@ -25,7 +25,7 @@ _SHORT = 200
 
 
 class DeadLetter(NamedTuple):
-    """One kept message: its number in the box, where it came from, why it failed, and whether it was sent again.
+    """One kept message: its number in the box, its origin, its cause, and whether it was sent again.
 
     ``by_reference``: the message was too large to be kept with its cause, and is read from the queue's log. If it is
     no longer there, ``missing`` says why, and key, value, headers and tenant are empty.

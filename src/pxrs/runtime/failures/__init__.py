@@ -1,1 +1,1 @@
-"""What becomes of an error: its summary, the parked partition, a log that does not answer."""
+"""Handling of errors: its summary, the parked partition, a log that does not answer."""

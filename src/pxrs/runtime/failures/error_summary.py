@@ -1,4 +1,4 @@
-"""What an error comes down to, for people and for comparing two of them: text that can always be made and stored."""
+"""Summaries of errors, for people and for comparing two of them: text that can always be made and stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def error_stack(error: BaseException) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    """What a person wants to read first: Spark's errors are pages long, and the user's own stands deep inside.
+    """The line that a person wants to read first: Spark's errors are pages long, with the user's own deep inside.
 
     The same for the same mistake: numbers of Java objects, which differ from call to call, are left out.
     """
@@ -63,7 +63,7 @@ def ending(text: str) -> str:
 
 
 def _own_text(error: BaseException) -> str:
-    """What the error says of itself. Its ``__str__`` is foreign code, and may raise anything."""
+    """The error's own text. Its ``__str__`` is foreign code, and may raise anything."""
     try:
         return _encoded(str(error)).decode()
     except BaseException as trouble:

@@ -1,4 +1,4 @@
-"""What becomes of an error: it ends the member, or its partition is parked and tried again (ADR 0026)."""
+"""Decides whether an error ends the member, or parks its partition, which is tried again (ADR 0026)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDING = (Fenced, Closed, BadSetting, HandlerFailed, OutOfRange, StopConsuming)
 """A lost identity, the end of the consumer, a mistake in its set-up, the policy "stop", a log that was lost."""
 
 _OF_THE_PLACE = (BadSetting, BadCheckpoint, NotFound, Mismatch)
-"""What is refused because of the set-up, or because a table or directory is away or is another one."""
+"""Errors of the set-up, or of a table or directory that is away or is another one."""
 
 
 def ends_member(error: BaseException) -> bool:
@@ -59,7 +59,7 @@ def pause_after(tries: int) -> float:
 
 
 def back_off_seconds(settings: Settings, tries: int) -> float:
-    """Seconds between a handler's failure and the next call, after so many tries."""
+    """Seconds between a handler's failure and the next call, after this many tries."""
     return min(settings.backoff_ms * 2.0 ** (tries - 1), settings.backoff_max_ms) / 1000
 
 
@@ -100,7 +100,7 @@ class Parking:
             self._bell.set()
 
     def end(self) -> None:
-        """What the partition waited for works."""
+        """End the wait: what the partition waited for works."""
         if self.trouble is not None:
             logger.info("partition %d goes on", self._partition)
             self.trouble, self._failures = None, 0

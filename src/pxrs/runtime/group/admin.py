@@ -1,4 +1,4 @@
-"""A consumer group seen from outside: look at it, move its checkpoints, pause it, put a member out."""
+"""The operator's handle of a consumer group: look at it, move its checkpoints, pause it, put a member out."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from pxrs.runtime.views.tables import ranges
 from pxrs.stores.base import Swap, Verdict
 
 Place = int | str | datetime
-"""Where to seek: an offset, "earliest", "latest", or a time."""
+"""The target of a seek: an offset, "earliest", "latest", or a time."""
 Places = str | datetime | Mapping[int, Place]
-"""The place of each partition, or one word or time for all of them."""
+"""The target of each partition, or one word or time for all of them."""
 _LOOKS_PER_LEASE = 10
-"""How often a member that may be dead is looked at while its lease passes."""
+"""The interval at which a member that may be dead is looked at while its lease passes."""
 
 
 class GroupHandle:
-    """One group of one queue. Nothing here joins the group.
+    """One group of one queue, for operators. Nothing here joins the group.
 
     ``record`` writes down that the log has this registry, ``check`` refuses one that is not the log's own.
     """
@@ -102,7 +102,7 @@ class GroupHandle:
         return GroupView(self._log.identity.name, self.name, group, lines, members, *self._letters())
 
     def begin_to_watch(self) -> None:
-        """Look at the members without waiting. Who looks at many groups begins with all: he waits for one beat only."""
+        """Look at the members without waiting. A caller with many groups does so for all: it waits for one beat only."""
         self.vitals.look(patient=False)
 
     def members(self, patient: bool = True) -> list[MemberLine]:
@@ -116,7 +116,7 @@ class GroupHandle:
         return MemberLines([*lines, *map(damaged_member, self.vitals.damaged)])
 
     def _letters(self) -> tuple[int | None, float | None]:
-        """How many dead letters wait, and for how long the oldest; None where they cannot be looked at."""
+        """The number of waiting dead letters and the age of the oldest; None where they cannot be looked at."""
         try:
             waiting = self.dead_letters.waiting()
         except PxrsError:
@@ -129,7 +129,7 @@ class GroupHandle:
         return self.registry.partition(partition).history
 
     def seek(self, places: Places) -> dict[int, int]:
-        """Set checkpoints, also of a running group: owners get a new epoch and go on at the new place.
+        """Set checkpoints, also of a running group: owners get a new epoch and go on at the new offset.
 
         ``{3: 120}`` names partitions; ``"earliest"``, ``"latest"`` or a time alone means all of them.
         """
@@ -168,7 +168,7 @@ class GroupHandle:
             self._clear_up_behind(member)
 
     def _clear_up_behind(self, member: str) -> None:
-        """Free its partitions, and wait for a beat: a process that runs meets the mark, and takes it away itself."""
+        """Free its partitions, and wait for a beat: a running process sees the eviction, and takes it away itself."""
         rows = self.registry.readable_partitions()
         raise_first(self.registry.force_release({r.number: r.owner for r in rows if r.owner and r.owner.id == member}))
         mark = self.registry.member(member).row
@@ -186,7 +186,7 @@ class GroupHandle:
         self.registry.drain(member)
 
     def refuse_lost_log(self) -> None:
-        """Raise BeyondEnd if a checkpoint is ahead of the log: whoever works up to the end would find nothing to do."""
+        """Raise BeyondEnd if a checkpoint is ahead of the log: a consumer up to the end would find no work."""
         for row in self.registry.partitions():
             if row.position > self._log.bounds(row.number)[1]:
                 self._log.read(row.number, row.position, 1)  # raises the error that names the place
@@ -249,7 +249,7 @@ class GroupHandle:
         return damaged_line(number, None, str(error))
 
     def _lag_seconds(self, row: Partition, start: int, end: int) -> float | None:
-        """How long the next message to process has been waiting."""
+        """The time for which the next message to process has been waiting."""
         position = max(start, row.position)
         # Ahead of the end it raises: the log was cut or created anew.
         batch = self._log.read(row.number, position, 1) if position != end else None
@@ -287,7 +287,7 @@ class GroupHandle:
 
 
 LOOKS = 10
-"""How often members are looked at while one waits for their next beat: who has moved is not waited for."""
+"""The interval at which members are looked at while a caller waits for their next beat."""
 
 
 class Vital(NamedTuple):
@@ -316,7 +316,7 @@ class Vitals:
         self._rows: list[MemberRow] = []
 
     def look(self, patient: bool = True) -> list[Vital]:
-        """All members. Before one is called dead it is looked at again, a beat later; a healthy group costs no wait.
+        """Look at all members. One that seems dead is looked at again, a beat later; a healthy group costs no wait.
 
         Nobody waits for a member that says it is leaving: its row goes, or a later look tells. Who is not ``patient``
         waits for nothing. Those of whom it cannot be told yet count as alive.

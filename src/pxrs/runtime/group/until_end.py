@@ -18,9 +18,9 @@ logger = logging.getLogger("pxrs.consumer")
 _FIRST_LOOK, _LAST_LOOK = 0.005, 0.2
 """Seconds between two looks: short at first, since little may be left; longer later, since others may need long."""
 QUIET_SECONDS, _QUIET_MOST = 10.0, 60.0
-"""So long nothing may move before a line says what is waited for; the pause to the next line doubles up to a minute."""
+"""A line says what is waited for after this time without a move; the pause to the next line doubles up to a minute."""
 _NAMED = 5
-"""How many partitions such a line names one by one."""
+"""The most partitions that such a line names one by one."""
 
 
 class Running(Protocol):
@@ -33,7 +33,7 @@ class Running(Protocol):
         """Its position, None if it does not work on this partition."""
 
     def done(self, partition: int) -> int | None:
-        """Up to where all is done, output that waits for its sink left out; None if it is not begun here."""
+        """The offset up to which all is done, without output that waits for its sink; None if it is not begun here."""
 
     @property
     def member_id(self) -> str: ...
@@ -43,7 +43,7 @@ class Running(Protocol):
 
 
 class FinishLine:
-    """The end of each partition when this was made, and the look whether the whole group has passed them.
+    """The end of each partition when this was made, and the check whether the whole group has passed them.
 
     Partitions that are paused do not count: nobody works on them, and a wait for them could last for ever.
     """
@@ -88,7 +88,7 @@ class FinishLine:
         return short | {p: row for p, row in unshown.items() if row.position >= self._ends[p]}
 
     def confirm(self, unshown: Mapping[int, int] | None = None) -> None:
-        """After the leave: what counted because it was done here must be stored and shown by now.
+        """Check after the leave: the work that was done here must be stored and shown by now.
 
         ``unshown``: partitions that were given up with output that is not shown, and under which epoch.
         """
@@ -114,7 +114,7 @@ class FinishLine:
             )
 
     def describe(self, left: Mapping[int, Partition] | None, member: Running) -> str:
-        """What is waited for, in words."""
+        """The partitions that are waited for, in words."""
         if left is None:
             return "the registry, which does not answer"
         lines = [self._place(row, member) for row in left.values()]
@@ -132,7 +132,7 @@ class FinishLine:
         return {p: held[p].row for p in partitions}
 
     def _short(self, rows: Mapping[int, Partition]) -> tuple[dict[int, Partition], list[int]]:
-        """Of these the rows that are not at their end, and the numbers of those that are paused there."""
+        """The rows that are not at their end, and the numbers of those that are paused there."""
         short = {p: row for p, row in rows.items() if row.position < self._ends[p]}
         return {p: row for p, row in short.items() if not row.paused}, [p for p, row in short.items() if row.paused]
 

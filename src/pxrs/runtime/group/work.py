@@ -1,4 +1,4 @@
-"""What stands between a member and those who work: the port of ``Work``, and the handle of one partition."""
+"""The port ``Work`` between a member and its engine, and the handle of one partition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Work(Protocol):
     """Those who process the partitions. Every call returns at once."""
 
     def start(self, grant: Grant, checkpoint: int | None, paused: bool, note: str) -> None:
-        """Begin at the checkpoint (None: there is none yet). ``note`` was stored with it, by whoever it was."""
+        """Begin at the checkpoint (None: there is none yet). ``note`` was stored with it, by this or another owner."""
 
     def position(self, partition: int) -> int | None:
         """The next offset: everything below it is finished. None as long as the start is not known."""
@@ -46,7 +46,7 @@ class Work(Protocol):
         """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
 
     def tally(self) -> Counters:
-        """What was done since the start."""
+        """The counters since the start."""
 
 
 @dataclass(slots=True)

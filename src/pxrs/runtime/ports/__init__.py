@@ -1,1 +1,1 @@
-"""What members, engines and sinks agree on: sinks, events, counters."""
+"""The ports of the runtime, between members, engines and sinks: sinks, events, counters."""

@@ -1,4 +1,4 @@
-"""What happens in a member, told to whoever listens: log lines, metrics, and the history that the checker reads."""
+"""The events of a member, for log lines, metrics, and the history that the checker reads."""
 
 from __future__ import annotations
 

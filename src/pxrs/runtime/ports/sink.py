@@ -23,7 +23,7 @@ def check_sink(sink: object) -> None:
 
 
 class Overtaken(Fenced):
-    """Raised by ``recover``: the sink has seen a later claim of this partition than the one it is told of.
+    """Raised by ``recover``: the sink has seen a later claim of this partition than the given one.
 
     As a rule the partition has gone to another owner meanwhile, and its claim came first. If the registry knows no
     later claim, it was wiped or restored: ``advice`` says what to do about the sink then.
@@ -40,7 +40,7 @@ class Overtaken(Fenced):
 
 @runtime_checkable
 class Sink(Protocol):
-    """Where output goes, each message's exactly once. One object serves one member; calls may come from any thread.
+    """The output of a group, each message's exactly once. One object serves one member; calls may come from any thread.
 
     Notes that this sink did not make reach it too: those of batches without output, and of other sinks. It leaves
     alone what names nothing of its own.
@@ -83,7 +83,7 @@ class JoiningSink(Sink, Protocol):
     """A sink that can write into the registry's own database: then rows and checkpoints are one transaction."""
 
     def bind(self, store: Store) -> None:
-        """Told once, before the first batch, where the checkpoints are stored."""
+        """Called once, before the first batch, with the place where the checkpoints are stored."""
 
     def join(self, note: str) -> Transaction | None:
         """The transaction that holds the output which was staged under this note, begun anew if it was lost.
@@ -96,7 +96,7 @@ def bind(sink: Sink | None, store: Store) -> None:
 
 
 def joining(sink: Sink | None, note: str | None) -> Join | None:
-    """How the commit of this note joins the sink's transaction; None if it does not."""
+    """The way in which the commit of this note joins the sink's transaction; None if it does not."""
     return partial(sink.join, note) if isinstance(sink, JoiningSink) and note else None
 
 

@@ -1,4 +1,4 @@
-"""Appending what others may have appended already, or may be appending now: each batch stands in the log once."""
+"""Appends batches once, although other processes may have appended them already, or may be doing it now."""
 
 from __future__ import annotations
 

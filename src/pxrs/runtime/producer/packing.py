@@ -1,4 +1,4 @@
-"""What a producer holds until it is durable: parcels of messages, and how they become batches of partitions.
+"""Packs messages that are not durable yet: parcels of messages, and the batches of partitions that they become.
 
 A receipt is a view on a parcel, so one message costs a few list entries and nothing of its own.
 """
@@ -25,24 +25,24 @@ Hurry = Callable[["PendingBatch"], None]
 
 _BODY_FIELDS = [ENTRY_SCHEMA.field(name) for name in ("timestamp", "key", "value", "headers", "tenant")]
 BODY_SCHEMA: pa.Schema = pa.schema(_BODY_FIELDS)
-"""An entry without its id, which is given when the parcel is packed."""
+"""The columns of an entry without its id, which is given when the parcel is packed."""
 _ID_NUMBER = ENTRY_SCHEMA.get_field_index("id")
 _ID = ENTRY_SCHEMA.field(_ID_NUMBER)
 
 FEW = 512
-"""So many messages cost less one by one than the setting up of arrays."""
+"""Up to this many messages cost less one by one than arrays."""
 
 nulls = base.nulls
 _FEW_NULLS = {"headers": nulls(FEW, HEADERS), "tenant": nulls(FEW, pa.string())}
 
 ROW_BYTES = 48
-"""What a message takes beside its key and value: offset, time, id, and the arrays' own offsets."""
+"""The bytes of a message beside its key and value: offset, time, id, and the arrays' own offsets."""
 GIVEN_BYTES = 24
-"""How much of that is not yet in a batch of ``BODY_SCHEMA``: offset and id."""
+"""The bytes of these that are not yet in a batch of ``BODY_SCHEMA``: offset and id."""
 
 
 class Routes(Protocol):
-    """What a producer needs of a partitioner."""
+    """The functions of a partitioner that a producer needs."""
 
     def partition(self, key: bytes, /) -> int:
         """The partition of one key."""
@@ -68,7 +68,7 @@ class PendingBatch:
 
     @property
     def rows(self) -> int:
-        """How many messages there are."""
+        """The number of messages."""
         raise NotImplementedError
 
     def body(self) -> pa.RecordBatch:
@@ -99,7 +99,7 @@ class PendingBatch:
 
 
 class Extras(NamedTuple):
-    """What few messages have beside key and value."""
+    """The headers, times and tenants that few messages have beside key and value."""
 
     time_us: int | None
     headers: list[dict[str, Any]] | None
@@ -147,7 +147,7 @@ class SentParcel(PendingBatch):
         super().__init__(hurry)
         self.due = due
         self.room = 0
-        """How large it may become without going beyond the producer's buffer."""
+        """The size that it may reach without going beyond the producer's buffer."""
         self.look = 0
         """Up to this row, messages are put in without being counted."""
         self.keys: list[str | bytes | None] = []
@@ -231,7 +231,7 @@ class SentParcel(PendingBatch):
 
 
 def together(parcels: Sequence[PendingBatch]) -> list[PendingBatch]:
-    """The same messages in fewer parcels: neighbours that were sent one by one become one.
+    """Join neighbouring parcels whose messages were sent one by one.
 
     Arrays of a whole shipment cost less than those of its parcels, and most of all fewer turns: after each step that
     lets other threads run, a busy sender keeps the packing thread waiting for Python's lock, up to 5 ms.
@@ -275,7 +275,7 @@ class Handful(NamedTuple):
     stamps: dict[int, Stamp]
     partitions: NDArray[np.int32]
     places: dict[int, list[int]]
-    """Which of the messages went to each partition."""
+    """The messages that went to each partition."""
 
     def append_to(self, log: Log) -> Mapping[int, int]:
         return log.append_rows(self.rows, self.stamps)
@@ -401,7 +401,7 @@ class Packer:
 def rows_at(
     places: list[int], times: list[int], keys: list[bytes | None], values: list[bytes], ids: list[bytes]
 ) -> FewRows:
-    """Those of the messages that stand at these places."""
+    """The messages at these positions."""
     if len(places) == len(values):
         return FewRows(times, keys, values, b"".join(ids))
     chosen = b"".join([ids[at] for at in places])
@@ -425,7 +425,7 @@ def joined(bodies: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def stable_order(partitions: NDArray[np.int32], count: int) -> NDArray[np.intp] | None:
-    """Which rows to take, one partition after the other; None where they stand like that already."""
+    """The rows to take, one partition after the other; None where they are in that order already."""
     if len(partitions) == 1 or not np.any(partitions[1:] < partitions[:-1]):
         return None
     # numpy sorts 16-bit numbers by radix, several times faster than wider ones.
@@ -436,7 +436,7 @@ def stable_order(partitions: NDArray[np.int32], count: int) -> NDArray[np.intp] 
 def split(
     batch: pa.RecordBatch, partitions: NDArray[np.int32], order: NDArray[np.intp] | None
 ) -> dict[int, pa.RecordBatch]:
-    """One slice for each partition that occurs, in rising order of partitions."""
+    """Slice the rows by partition, in rising order of partitions."""
     if batch.num_rows == 1:
         return {int(partitions[0]): batch}
     counts = np.bincount(partitions)

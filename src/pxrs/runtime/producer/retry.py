@@ -33,7 +33,7 @@ def patiently(
     seconds: float | None = None,
     given_up: threading.Event | None = None,
 ) -> T:
-    """The same for any work with a log that bears to be repeated; for so many seconds, if they are given.
+    """Repeat any work with a log that may be repeated, for this many seconds, if they are given.
 
     Where this user may not write it is not repeated, nor once it is ``given_up``.
     """

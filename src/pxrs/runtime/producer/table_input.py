@@ -1,4 +1,4 @@
-"""What a user hands to ``send_batch``: checked column by column, brought to the log's types, cut to size."""
+"""Checks the table of ``send_batch`` column by column, brings it to the log's types, and cuts it to size."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def whole_body(table: Any, partitions: int, now_us: int, most: int | None) -> tu
 
 
 def parts_by_rows(body: pa.Table, given: NDArray[np.int32] | None, rows: int) -> Iterator[_Part]:
-    """The same parts whatever the settings, and however the table lies in memory."""
+    """Parts of the same size whatever the settings, and however the table lies in memory."""
     for start in range(0, body.num_rows, rows):
         part = body.slice(start, rows).combine_chunks().to_batches()[0]
         yield part, None if given is None else given[start : start + rows], part.nbytes

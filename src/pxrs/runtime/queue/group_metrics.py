@@ -1,4 +1,4 @@
-"""The metrics of all groups of a queue, from outside: told from the registry's rows and the log, whoever owns what."""
+"""The metrics of all groups of a queue, from outside: read from the registry's rows and the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARTITION_STATES = ("owned", "free", "paused", "parked", "damaged")
 
 
 class Exporter:
-    """Looks at every group when it is asked. Kept between looks, it need not wait to tell who is dead.
+    """Looks at every group when it is asked. Kept between looks, it need not wait to know which members are dead.
 
     ``patient``: the look waits for a beat before it calls a member dead, as ``describe`` does. Else the next one tells.
     """

@@ -1,4 +1,4 @@
-"""What a process does for the queue besides: full segments are sealed, and what is kept no longer is deleted.
+"""Housekeeping: a process that sends or consumes seals full segments and deletes messages that are not kept.
 
 A thread of its own, and one for each queue object that sends or consumes. It takes turns with those of other processes
 by locks of the log, and nobody waits for it. It knows the log and the registry: nothing is deleted that a group needs.
@@ -32,7 +32,7 @@ from pxrs.stores.base import Store
 logger = logging.getLogger("pxrs.housekeeping")
 
 _CLOSE_SECONDS = 2.0
-"""How long closing waits for a segment that is being sealed; what is left half done is swept by the next who comes."""
+"""The time that closing waits for a segment that is being sealed; the next process sweeps what is half done."""
 
 
 class Need(NamedTuple):
@@ -44,8 +44,9 @@ class Need(NamedTuple):
 
 @dataclass
 class Round:
-    """What one round has done. ``trimmed``: the old and the new start of partitions; ``held``: which groups keep
-    messages from being deleted, and in which partitions; ``troubles``: what went wrong, and where."""
+    """The result of one round. ``trimmed``: the old and the new start of partitions; ``held``: which groups keep
+    messages from deletion, in which partitions; ``troubles``: what went wrong, and where.
+    """
 
     sealed: list[Chunk] = field(default_factory=list)
     trimmed: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Round:
 
 
 class _Judged(NamedTuple):
-    """On what a partition was judged last; it need not be looked at again while that stands, and until it is due."""
+    """The facts on which a partition was judged last; it is looked at again when they change, or when it is due."""
 
     bounds: tuple[int, int]
     checkpoint: int | None
@@ -222,7 +223,7 @@ class Housekeeper:
         self._sweep_at[partition] = self._clock.monotonic() + self._settings.delete_delay_ms / 1000
 
     def _sweep(self, partition: int) -> None:
-        """What was trimmed has waited for jobs that were planned before: now its files go."""
+        """Delete the files of trimmed messages, when jobs that were planned before no longer need them."""
         due = self._sweep_at.get(partition)
         if due is not None and self._clock.monotonic() >= due:
             del self._sweep_at[partition]
@@ -245,7 +246,7 @@ class Housekeeper:
 
 
 def needs_of(store: Store, prefix: str, log: Log) -> dict[int, Need]:
-    """What the groups of a queue have still to consume. A group that has stored nothing yet needs everything.
+    """The messages that the groups of a queue have still to consume. A group that has stored nothing yet needs all.
 
     A group that has consumed another log of this name counts for nothing here, as everywhere.
     """

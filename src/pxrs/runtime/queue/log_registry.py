@@ -1,4 +1,4 @@
-"""Whether a log and a registry belong together. A random id stands in both, written with the first group.
+"""Checks whether a log and a registry belong together: both have the same random id, written with the first group.
 
 Under another registry a group would begin anew, and housekeeping would delete what the real groups have still to read.
 So whoever consumes is refused there, and nothing is deleted. The id is one row for each queue, so that it goes where
@@ -23,18 +23,19 @@ logger = logging.getLogger("pxrs.registry")
 
 FORMAT = 1
 MANUAL = "_manual"
-"""Where the dead letters of subscriptions go. It is no group, and has no rows."""
+"""The name of the dead letters of subscriptions. It is no group, and has no rows."""
 _NAME_IT = "Name that registry: registry=... in Python, --registry URL in the shell, or PXRS_REGISTRY"
 
 
 def id_key(prefix: str, queue: str) -> str:
-    """Where a registry keeps the id under which the log of a queue knows it. No group's rows stand there."""
+    """The key under which a registry keeps the id of a queue's log. No group's rows are there."""
     return f"{prefix}{queue}/_registry/id"
 
 
 class IdRow(NamedTuple):
-    """What a registry's row of the id says. ``copied``: another registry has the same id. The first one with a consumer
-    takes the id ``next`` instead: the log learns it first."""
+    """The row of the id. ``copied``: another registry has the same id. The first with a consumer takes the id ``next``
+    instead: the log learns it first.
+    """
 
     id: str
     copied: bool = False
@@ -102,7 +103,9 @@ class LogRegistry:
         )
 
     def _refuse_new_beside_old(self) -> None:
-        """Nothing is recorded: the log is new, or its groups were of version 0.5. What these have left shows them."""
+        """Refuse where the log has no record: it is new, or its groups were of version 0.5. Files that they left show
+        it.
+        """
         if self._has_group():
             return
         seen = [group for group in self._log.groups_seen() if group != MANUAL]
@@ -288,7 +291,7 @@ def _decode(row: Row) -> IdRow:
 
 
 def group_over(log: Log, assignor: str | None) -> Group:
-    """What a group over this log is recorded with; without an assignor, the one that the group has."""
+    """The identity with which a group over this log is recorded; without an assignor, that of the group."""
     known = log.identity
     return Group(known.partitions, known.hash, known.reduce, assignor or "", log=known.id)
 
@@ -307,5 +310,5 @@ def make_group(belonging: LogRegistry, registry: Registry, log: Log, assignor: s
 
 
 def message_count(log: Log) -> int:
-    """How many messages the log has had so far."""
+    """The number of messages that the log has had so far."""
     return sum(log.bounds(partition)[1] for partition in range(log.identity.partitions))

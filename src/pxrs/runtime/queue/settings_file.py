@@ -13,7 +13,7 @@ from pxrs.settings import Settings, check_names, from_environment, shown
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, not a silent last-one-wins."""
+    """YAML in which a repeated key is an error, not a silent last-one-wins."""
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

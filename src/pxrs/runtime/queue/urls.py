@@ -1,4 +1,4 @@
-"""Where a queue's log and registry are: from what the caller names, and from the environment, to two URLs."""
+"""Finds the two URLs of a queue, log and registry, from what the caller names and from the environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pxrs.stores.base import Outcome, Row, Store, Swap
 
 VARIABLE = "PXRS_REGISTRY"
 _FILES = ("sqlite", "lockfiles")
-"""Registries that stand in a directory of this machine."""
+"""Registries in a directory of this machine."""
 _BESIDE = "registry.db beside the log"
 
 
@@ -33,7 +33,7 @@ class QueueUrls(NamedTuple):
 
 
 def places_of(url: str | None, log: str | None, registry: str | None) -> QueueUrls:
-    """The places that ``pxrs.open`` was told. What names no driver is refused with those that there are."""
+    """The URLs that ``pxrs.open`` got. One without a driver is refused with a list of those that exist."""
     if (url is None) == (log is None):
         raise BadUrl("name the queue once: pxrs.open('file:./orders'), or pxrs.open(log=..., registry=...)")
     log_url = url if url is not None else log
@@ -88,11 +88,11 @@ def _opened(driver: type[Store], url: str, settings: Settings) -> Store:
 
 
 _LOOK_SECONDS = 0.5
-"""How often a wait looks whether somebody else has made the registry."""
+"""The interval at which a wait checks whether another process has made the registry."""
 
 
 class LateStore(Store):
-    """Stands for a store whose file or directory does not exist. Another process may make it at any time."""
+    """Takes the place of a store whose file or directory does not exist. Another process may make it at any time."""
 
     def __init__(self, driver: type[Store], exists: Callable[[], bool], make: Callable[[], Store]) -> None:
         # Of the instance: they are those of the store that this one stands for.

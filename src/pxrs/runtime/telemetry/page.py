@@ -43,7 +43,7 @@ def serve(host: str, port: int, meters: Meters) -> Callable[[], None]:
 
 
 def serve_if_possible(host: str, port: int, meters: Meters) -> Callable[[], None]:
-    """As ``serve``; an address that cannot be had is a warning: nobody stops working for want of a metrics page."""
+    """Serve as ``serve`` does; a taken address is a warning: nobody stops working for want of a metrics page."""
     try:
         return serve(host, port, meters)
     except OSError as error:
@@ -84,7 +84,8 @@ class _Collector:
         yield from families.values()
 
     def _values(self) -> dict[tuple[Metric, tuple[str, ...]], float]:
-        """Each series once: while a partition changes hands two consumers of a process may both tell of it, and a page
-        with a series twice is refused as a whole."""
+        """Each series once: while a partition moves two consumers of a process may both report it, and a page with a
+        series twice is refused as a whole.
+        """
         found = (sample for meter in self._meters() for sample in meter.samples())
         return {(sample.metric, sample.labels): sample.value for sample in found}

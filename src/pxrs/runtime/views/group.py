@@ -1,4 +1,4 @@
-"""What ``describe`` shows of a group: one line for each partition, one for each member, and a summary."""
+"""The view of a group that ``describe`` shows: a line for each partition and each member, and a summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pxrs.model import Group, MemberRow, MemberState, Partition
 from pxrs.runtime.views.tables import Table, as_html
 
 NOTHING = "-"
-"""What a member's line says where the member has said nothing."""
+"""The text of a member's line for a fact that the member has not reported."""
 
 
 DEAD, EVICTED, DAMAGED = "Dead", "evicted", "damaged"
@@ -72,7 +72,7 @@ class PartitionLine(Line):
 
 @dataclass(frozen=True)
 class MemberLine(Line):
-    """``idle``: it stands by, because there are more members than partitions.
+    """One member. ``idle``: it waits, because there are more members than partitions.
 
     ``state``: what the member says of itself; or Dead, if its process shows no life; evicted, if it was put out and
     has not noticed yet; damaged, if its row cannot be read. ``seen`` is the time of its last beat by its own clock,
@@ -115,7 +115,7 @@ class Lines(list[L]):
     """Lines that a notebook shows as a table."""
 
     kind: ClassVar[type[Line]]
-    """What one line is: the table has its headings without any line, too."""
+    """The class of a line: the table has its headings without any line, too."""
 
     def _repr_html_(self) -> str:
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]  # as above
@@ -181,7 +181,7 @@ class GroupView(Lines[PartitionLine]):
 
     @property
     def silent_seconds(self) -> float | None:
-        """How long ago the youngest beat was, by the clocks; None if nobody has said so, or if the clocks disagree."""
+        """Seconds since the youngest beat, by the clocks; None if no member has said so, or if the clocks disagree."""
         return min((m.silent_seconds for m in self.members if m.silent_seconds is not None), default=None)
 
     @property
@@ -197,7 +197,7 @@ class GroupView(Lines[PartitionLine]):
 
     @property
     def total_lag(self) -> int:
-        """Of all partitions. One whose lag is unknown counts as one message: it must not pass for done."""
+        """The lag of all partitions. One whose lag is unknown counts as one message: it must not pass for done."""
         return sum(1 if line.lag is None else line.lag for line in self)
 
     @property
@@ -206,12 +206,12 @@ class GroupView(Lines[PartitionLine]):
 
     @property
     def idle(self) -> list[str]:
-        """Members that own nothing and stand by."""
+        """The members that own nothing and wait."""
         return [member.member for member in self.members if member.idle]
 
     @property
     def passed_over(self) -> int:
-        """How many dead letters that were sent again for other groups the present members have passed over."""
+        """The number of dead letters for other groups that the present members have passed over."""
         return sum(member.passed_over for member in self.members)
 
     @property
@@ -258,7 +258,7 @@ def damaged_line(partition: int, end: int | None, error: str) -> PartitionLine:
 
 
 def parked_reasons(members: Iterable[MemberRow], partitions: Iterable[Partition]) -> dict[int, str]:
-    """What the owners of parked partitions wait for; what a member says of a partition that it has lost is old."""
+    """The reasons of parked partitions; a reason from a member that has lost the partition is old."""
     said = {(member.owner, partition): reason for member in members for partition, reason in member.parked}
     found = {row.number: said.get((row.owner, row.number)) for row in partitions if row.owner is not None}
     return {number: reason or "it does not say why" for number, reason in found.items() if reason is not None}

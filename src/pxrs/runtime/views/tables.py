@@ -11,9 +11,9 @@ from html import escape
 from typing import Any
 
 MISSING = "-"
-"""What stands for nothing in text and CSV, as in Kafka's tools."""
+"""The sign for nothing in text and CSV, as in Kafka's tools."""
 UNKNOWN = "?"
-"""What stands in text and CSV for a number that there is, but that could not be found out."""
+"""The sign in text and CSV for a number that exists, but is not known."""
 _BETWEEN = "  "
 
 
@@ -30,13 +30,13 @@ class Table:
 
     @property
     def widths(self) -> list[int]:
-        """How wide each column is in the text."""
+        """The width of each column in the text."""
         lines = [list(self.columns), *([_cell(value) for value in row] for row in self.rows)]
         return [max(len(line[place]) for line in lines) for place in range(len(self.columns))]
 
     @property
     def width(self) -> int:
-        """How wide the text is."""
+        """The width of the text."""
         return sum(self.widths) + len(_BETWEEN) * (len(self.columns) - 1)
 
     def as_text(self) -> str:
@@ -70,14 +70,14 @@ def as_header(facts: dict[str, Any]) -> str:
 
 
 def as_html(table: Table) -> str:
-    """For notebooks; whatever stands in the cells is text there."""
+    """The table for notebooks; all cells are shown as text."""
     head = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
     body = "".join(f"<tr>{''.join(f'<td>{escape(_cell(value))}</td>' for value in row)}</tr>" for row in table.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def span(seconds: float | None) -> str:
-    """How long something has lasted, as people say it: ``42s``, ``5m``, ``3h``, ``12d``; "?" if it is not known."""
+    """A duration as people say it: ``42s``, ``5m``, ``3h``, ``12d``; "?" if it is not known."""
     if seconds is None:
         return UNKNOWN
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
