@@ -102,7 +102,7 @@ class GroupHandle:
         return GroupView(self._log.identity.name, self.name, group, lines, members, *self._letters())
 
     def begin_to_watch(self) -> None:
-        """Look at the members without waiting. A caller with many groups does so for all: it waits for one beat only."""
+        """Look at the members without waiting. A caller with many groups looks at all, and waits for one beat."""
         self.vitals.look(patient=False)
 
     def members(self, patient: bool = True) -> list[MemberLine]:
