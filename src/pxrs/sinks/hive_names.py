@@ -22,7 +22,7 @@ COPYING = "._COPYING_"
 """Spark takes what ends like this for a file on its way, and skips it."""
 MOST_DIRECTORIES = 65_536
 _MOST_BYTES = 255
-"""Of a name in a directory, in the usual file systems."""
+"""The longest name in a directory, in the usual file systems."""
 _ESCAPED = re.compile(r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]""")
 _SPARK_TYPES = (
     "string", "char", "varchar", "byte", "short", "integer", "long", "boolean", "date", "decimal", "timestamp",
@@ -39,13 +39,13 @@ def check_frame(frame: Any, columns: Sequence[str]) -> None:
 
 
 def check_table(table: pa.Table, columns: Sequence[str]) -> None:
-    """The same for the columns of a table, whatever is in them."""
+    """Refuse columns of a table that cannot name directories, whatever is in them."""
     for column in columns:
         _printer(_plain(table.schema.field(column).type), column)
 
 
 def split_table(table: pa.Table, columns: Sequence[str]) -> Iterator[tuple[str, pa.Table]]:
-    """For each directory its path and its rows, in their order, without the columns that the path tells."""
+    """Split a table by directory: each path with its rows, in their order, without the columns that are in the path."""
     parts = [_segments(table.column(column), column) for column in columns]
     paths = pc.binary_join_element_wise(*parts, "/").combine_chunks().dictionary_encode()
     if len(paths.dictionary) > MOST_DIRECTORIES:

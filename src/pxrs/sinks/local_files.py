@@ -12,7 +12,7 @@ from pxrs.errors import BadSetting, Unavailable
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")  # one letter is no scheme
 _STORABLE = re.compile("[^\0\ud800-\udc7f\udd00-\udfff]*")
-"""Names of files: surrogates from U+DC80 to U+DCFF stand for bytes that are not UTF-8."""
+"""The encoding of file names: surrogates from U+DC80 to U+DCFF take the place of bytes that are not UTF-8."""
 _SAID = {
     errno.ENOSPC: "no space is left on {place}: free some, and it goes on by itself",
     errno.EDQUOT: "the disk quota is used up for {place}: free some, and it goes on by itself",
@@ -47,7 +47,7 @@ def local_directory(place: object, name: str = "directory") -> str:
 
 
 def staging_in(place: str | os.PathLike[str]) -> str:
-    """Where output is staged when a user names a directory: below it, since a sweep removes what it does not know."""
+    """The staging directory where a user names one: a folder in it, since a sweep removes unknown files."""
     return os.path.join(local_directory(place, "staging"), "_staging")
 
 
@@ -77,7 +77,7 @@ def is_missing(path: str) -> bool:
 
 @contextmanager
 def explained(directory: str) -> Iterator[None]:
-    """What the disk refuses in the block becomes Unavailable, with the directory and what is wrong with it."""
+    """Turn errors of the disk in the block into Unavailable, with the directory and what is wrong with it."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def explained(directory: str) -> Iterator[None]:
 
 
 def raise_of_disk(error: Exception, directory: str) -> None:
-    """Raise the OSError that stands in the text of another error: Java tells it in words only."""
+    """Raise the OSError that is in the text of another error: Java reports it in words only."""
     for number in _SAID:
         if os.strerror(number) in str(error):
             raise OSError(number, os.strerror(number), directory) from error

@@ -1,4 +1,4 @@
-"""What engines hand to a sink: Arrow tables and batches, or a Spark DataFrame, known by what it can do."""
+"""The output that engines hand to a sink: Arrow tables and batches, or a Spark DataFrame, known by what it can do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pxrs.sinks.hive_names import COPYING, NULL
 from pxrs.sinks.local_files import raise_of_disk, visible_files
 
 SMALL = 20_000
-"""A Spark batch of at most so many messages is collected and written by the driver: one job less, 100 ms saved."""
+"""A Spark batch of at most this many messages is collected and written by the driver: one job less, 100 ms saved."""
 
 _CHUNK_ROWS, _CHUNK_BYTES = 10_000, 1_000_000
 """The largest piece of an output that is kept."""
@@ -39,7 +39,7 @@ def collected(output: Any, rows: int) -> Any:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.Table:
-    """One table. A column without any value in one batch (Arrow does not know its type then) has that of the others."""
+    """Join tables. A column without any value in one batch (of no type for Arrow) gets the type of the others."""
     first = batches[0].schema
     for batch in batches[1:]:
         _check_same_columns(first, batch.schema)
@@ -82,8 +82,9 @@ def write_frame(frame: Any, path: str, compression: str, partition_by: Sequence[
 
 
 def _checked(frame: Any, partition_by: Sequence[str]) -> Any:
-    """The same rows; a value whose directory readers would take for another, or skip, fails the batch. The driver
-    says more about it when the message stands alone."""
+    """Check the rows; a value whose directory readers would take for another, or skip, fails the batch. The driver says
+    more when the message is alone.
+    """
     for column in partition_by:
         if frame.schema[column].dataType.typeName() == "string":
             functions = import_module("pyspark.sql.functions")
@@ -95,7 +96,7 @@ def _checked(frame: Any, partition_by: Sequence[str]) -> Any:
 
 
 def tables_in(path: str, rows: int) -> Iterator[pa.Table]:
-    """What executors have written into a directory, in tables of so many rows; before those of a file an empty one."""
+    """Read what executors have written, in tables of this many rows; an empty one comes before those of a file."""
     for file in (file for file in visible_files(path) if file.endswith(".parquet")):
         with pq.ParquetFile(file) as opened:
             yield opened.schema_arrow.empty_table()

@@ -1,4 +1,4 @@
-"""A directory of Parquet files in which each message's output stands once, for readers that know nothing of PXRS.
+"""Writes a directory of Parquet files in which each message's output is once, for readers without PXRS.
 
 Output waits beside the directory, not in it: readers find committed files only, whichever names they skip, and no
 directory vanishes while they list.
@@ -29,11 +29,11 @@ from pxrs.sinks.staging import Staging
 
 _COMPRESSIONS = ("snappy", "zstd", "gzip", "none")
 _PLAIN = {"store_schema": False, "coerce_timestamps": "us", "allow_truncated_timestamps": True}
-"""Files as Spark writes them, whoever wrote: no Arrow types beside Parquet's, no nanoseconds (Spark reads none)."""
+"""Files as Spark writes them, by any writer: no Arrow types beside Parquet's, no nanoseconds (Spark reads none)."""
 
 
 Types = dict[str, pa.DataType]
-"""The columns of a file; ``null`` where no value has told the type."""
+"""The columns of a file; ``null`` where no value has shown the type."""
 
 
 class ParquetSink(StagedSink):
@@ -257,7 +257,7 @@ def _is_known(types: Types) -> bool:
 
 
 def _changed(first: Types, types: Types) -> tuple[dict[str, str], dict[str, str]]:
-    """The columns because of which two files cannot stand in one directory, as they were and as they are now."""
+    """The columns because of which two files cannot be in one directory, as they were and as they are now."""
     names = [name for name in {**first, **types} if not _is_same(first.get(name), types.get(name))]
     before, now = ({name: str(of[name]) for name in names if name in of} for of in (first, types))
     return before, now
@@ -285,14 +285,14 @@ def _with_types(table: pa.Table, types: Types) -> pa.Table:
 
 
 class _ShownTypes:
-    """What the files of a directory tell of their columns. A file that tells nothing new is looked at once."""
+    """The column types in the files of a directory. A file without new facts is looked at once."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._looked: set[tuple[str, int]] = set()
 
     def learn(self, known: Types | None) -> Types | None:
-        """What is known and what files tell beyond it; None if there is neither."""
+        """The known types and those of other files; None if there is neither."""
         for path in self._files():
             if known is not None and _is_known(known):
                 break
@@ -319,7 +319,7 @@ class _ShownTypes:
 
 
 def _give_types(path: str, types: Types, write: Callable[[pa.Table, Any], None]) -> None:
-    """The same for one file. Readers see the old one or the new one, and both have the same rows."""
+    """Give one file these types. Readers see the old one or the new one, and both have the same rows."""
     before = _types_of(pq.read_metadata(path))
     if _filled(before, types) == before:
         return

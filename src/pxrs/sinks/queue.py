@@ -1,4 +1,4 @@
-"""From queue to queue: the output of a batch is appended to another queue, once, whoever does it and however often."""
+"""Appends the output of a batch to another queue: once, by any process and however often it is tried."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from pxrs.sinks.staging import Staging
 T = TypeVar("T")
 
 CHUNK = 10_000
-"""At most so many rows are appended at a time."""
+"""The most rows that are appended at a time."""
 
 _OF_THE_SOURCE = ("topic", "partition", "offset", "timestampType", "id", "epoch")
 """Columns that say where a message came from; they are left out, so that messages can be passed on as they are."""
 
 
 class ChunkPart(NamedTuple):
-    """Rows of one chunk that go to one partition, and how far that reached before any of them can stand in it."""
+    """Rows of one chunk for one partition, and the partition's end before any of them can be in it."""
 
     partition: int
     after: int
@@ -48,7 +48,7 @@ class ChunkPart(NamedTuple):
 
     @property
     def about(self) -> dict[str, str]:
-        """What is staged beside the rows."""
+        """The facts that are staged beside the rows."""
         place = {"partition": f"{self.partition}", "after": f"{self.after}"}
         return {**place, "producer": self.stamp.producer, "sequence": f"{self.stamp.sequence}"}
 
@@ -120,7 +120,7 @@ class QueueSink(StagedSink):
             yield from (body for body, _, _ in parts)
 
     def _parts(self, batch: Batch, output: Any, data: str) -> Iterator[ChunkPart]:
-        """What is staged, chunk by chunk, in the order in which it is appended."""
+        """The staged rows, chunk by chunk, in the order in which they are appended."""
         packer = Packer(self._queue.partitioner, self._queue.partitions, xxhash.xxh3_64_digest(batch.name.encode()))
         for chunk, body in enumerate(self._bodies(_tables(output, data))):
             stamp = stamp_of(batch, chunk)
@@ -129,7 +129,7 @@ class QueueSink(StagedSink):
                 yield ChunkPart(partition, bounds[1], stamp, rows)
 
     def _wait(self, work: Callable[[], T]) -> T:
-        """Work with the log, which may be away for a while. It bears to be repeated."""
+        """Repeat work with the log, which may be away for a while."""
         return patiently(work, self._queue.settings, SystemClock(), self._patience)
 
     def _can_show(self, note: Note) -> bool:
@@ -151,7 +151,7 @@ class QueueSink(StagedSink):
 
 
 def stamp_of(batch: Batch, chunk: int) -> Stamp:
-    """The stamp under which a chunk of a batch's output is appended, whoever publishes it."""
+    """The stamp under which a chunk of a batch's output is appended, by any process."""
     producer = f"{batch.group}-{batch.owner.inc[:12]}.{batch.attempt}/{min(batch.partitions, default=0)}"
     return part_stamp(producer, batch.number, chunk)
 
@@ -168,7 +168,7 @@ def _tables(output: Any, data: str) -> Iterator[pa.Table]:
 
 
 def _read_parts(path: str) -> list[ChunkPart]:
-    """What was staged, mapped."""
+    """Read the staged rows, mapped."""
     try:
         with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
             return [_part(rows, about) for rows, about in reader.iter_batches_with_custom_metadata()]

@@ -1,4 +1,4 @@
-"""What the sinks have in common: the walk of one batch over a staging directory, and the note that names it."""
+"""The base of sinks that stage: the walk of one batch over a staging directory, and the note that names it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 class Note(NamedTuple):
-    """What the rows remember of a committed batch: enough to show it, for an owner that is set up otherwise too.
+    """The note of a committed batch in the rows: enough to show it, also for an owner with another set-up.
 
     ``place`` is the id of the staging directory and ``seal`` the checksum of what is staged; "" in notes up to 0.5.1.
     """
@@ -157,7 +157,7 @@ class StagedSink(ABC):
 
 
 def refuse_others(note: Note) -> None:
-    """What another sink has committed, and perhaps not shown, is not lost in silence."""
+    """Refuse output that another sink has committed and perhaps not shown, so that it is not lost in silence."""
     if note.is_in_directory:
         staging = Staging(note.staging)
         with explained(note.staging):

@@ -38,7 +38,7 @@ _PLACE, _SEAL = "place.json", "_seal.json"
 _PLACE_ON_ITS_WAY = ("place-", ".tmp")
 _UNFINISHED = re.compile(r"([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{16}\.tmp")
 _OLD_UNFINISHED = ".plan"
-"""Up to 0.5.1 a plan on its way stood in the root, under the name of its batch with this ending."""
+"""The ending, up to 0.5.1, of an unfinished plan: it was in the root, under the name of its batch."""
 _PIECE = 1 << 20
 
 
@@ -62,7 +62,7 @@ class Claim(NamedTuple):
         return mine and name != self.keep and bool(epoch < self.grant.epoch)
 
     def is_over_unfinished(self, whose: str, partition: int, epoch: int) -> bool:
-        """The same for a plan on its way, by what its name says."""
+        """Whether a plan that is being written is over, by its name."""
         return whose == self.whose and partition == self.grant.partition and epoch < self.grant.epoch
 
 
@@ -79,7 +79,7 @@ class Staging:
         self._claims: set[Claim] = set()
 
     def data(self, name: str) -> str:
-        """Where the data of a batch stands."""
+        """The directory of a batch's data."""
         return os.path.join(self.root, name)
 
     def _plan(self, name: str) -> str:
@@ -113,7 +113,7 @@ class Staging:
         )
 
     def _take_place(self, batch: Batch) -> None:
-        """Before the first batch: the directory is made and gets its id, unless it is known to be another one."""
+        """Make the directory and give it its id before the first batch, unless it is known to be another one."""
         if self.place:
             self.check_place(self.place, batch.name)
         else:
@@ -272,14 +272,14 @@ def _whose(*names: str) -> str:
 
 
 def unfinished_name(batch: Batch) -> str:
-    """The name of a plan on its way: it can be judged, whatever is in it, by whoever claims its first partition."""
+    """The temporary name of a plan: a process that claims its first partition can judge it by the name."""
     first = min(batch.ranges, default=None)
     partition, epoch = (first.partition, first.epoch) if first else (0, 0)
     return f"{_whose(batch.queue, batch.log, batch.group)}-{partition}-{epoch}-{_whose(batch.name)}.tmp"
 
 
 def partition_of_unfinished(name: str) -> tuple[str, int, int] | None:
-    """Of a plan on its way, by its name: whose it is, one of its partitions, and the epoch of that."""
+    """The owner, one of the partitions and its epoch, from the name of a plan that is being written."""
     found = _UNFINISHED.fullmatch(name)
     return (found[1], int(found[2]), int(found[3])) if found else None
 
@@ -366,7 +366,7 @@ def _measured(path: str) -> tuple[int, str]:
 
 
 def ids_in(plans: str) -> tuple[str, ...]:
-    """The id of this place, and those for which it stands in; empty if it has none yet."""
+    """The id of this place, and those that it replaces; empty if it has none yet."""
     path = os.path.join(plans, _PLACE)
     try:
         with open(path, "rb") as file:
@@ -387,7 +387,7 @@ def new_id() -> str:
 
 
 def make_place(plans: str, place: str) -> tuple[str, ...]:
-    """Give this place an id, durably, unless it has one. Returns what it has then."""
+    """Give this place an id, durably, unless it has one. Returns its id."""
     make_directories(plans)
     begin, end = _PLACE_ON_ITS_WAY
     aside = os.path.join(plans, f"{begin}{secrets.token_hex(8)}{end}")
@@ -404,5 +404,5 @@ def make_place(plans: str, place: str) -> tuple[str, ...]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file among the plans is an id on its way: of no use to anybody, once the place has one."""
+    """Whether a file among the plans is an unfinished id: nobody needs it, once the place has one."""
     return name.startswith(_PLACE_ON_ITS_WAY[0]) and name.endswith(_PLACE_ON_ITS_WAY[1])

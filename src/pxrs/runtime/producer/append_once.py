@@ -59,7 +59,7 @@ class AppendOnce:
         return True
 
     def _finds(self, partition: int, batch: pa.RecordBatch) -> bool:
-        """Whether the batch stands in the log. Rows are appended together, so where the first one stands all do."""
+        """Whether the batch is in the log. Rows are appended together, so where the first one is all are."""
         mark, offset = batch.column("id")[0], self._since[partition]
         while True:
             try:

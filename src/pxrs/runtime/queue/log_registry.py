@@ -103,9 +103,7 @@ class LogRegistry:
         )
 
     def _refuse_new_beside_old(self) -> None:
-        """Refuse where the log has no record: it is new, or its groups were of version 0.5. Files that they left show
-        it.
-        """
+        """Refuse a log without a record: it is new, or its groups were of version 0.5, and their files show it."""
         if self._has_group():
             return
         seen = [group for group in self._log.groups_seen() if group != MANUAL]

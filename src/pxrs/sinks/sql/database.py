@@ -21,11 +21,11 @@ from pxrs.settings import Settings, check_patience
 T = TypeVar("T")
 
 LONG_SECONDS = 60.0
-"""How long a statement may take that carries rows."""
+"""The time that a statement with rows may take."""
 HOLD_SECONDS = 5
-"""So long a process that is stopped in a transaction keeps rows locked; then the server ends it."""
+"""The server ends a transaction with locked rows after this time, if its process is stopped."""
 LOCK_SECONDS = 2
-"""How long a statement waits for rows that another transaction has locked."""
+"""The time that a statement waits for rows that another transaction has locked."""
 _BACK_OFF_SECONDS = (0.02, 0.2)
 _PASSES = (Sort.AGAIN, Sort.LOST)
 _ENDED = ("25P03", "25P04")
@@ -58,14 +58,14 @@ class Database:
         return self._connections.engine
 
     def is_at(self, address: Address) -> bool:
-        """Whether it is the database at this address, whoever asks for it."""
+        """Whether it is the database at this address, under any user."""
         mine = self.address
         return (mine.scheme, _places(mine), mine.place) == (address.scheme, _places(address), address.place)
 
     # ---- transactions -------------------------------------------------------------------------------------------
 
     def run(self, work: Callable[[Connection], T], again: Collection[Sort] = ()) -> T:
-        """Do it in one transaction, and again if that failed or no answer came: ``work`` must bear to be repeated.
+        """Do it in one transaction, and again if that failed or no answer came: ``work`` must be repeatable.
 
         ``again`` names further troubles that pass.
         """
@@ -81,7 +81,7 @@ class Database:
         return self._repeat(once, again)
 
     def begin(self, work: Callable[[Connection], None]) -> None:
-        """The same, but the transaction stays open, and is for ``work`` to keep."""
+        """Begin a transaction that stays open, for ``work`` to keep."""
 
         def once() -> None:
             with self._opened() as connection:
@@ -119,11 +119,11 @@ class Database:
         return connection
 
     def limit(self, connection: Connection, seconds: float | None = None) -> None:
-        """How long each answer may take from now on; without a number, as long as those of a registry."""
+        """Set the time that each answer may take; without a number, the time of a registry."""
         self.driver.limit(connection.connection.dbapi_connection, seconds or self._seconds)
 
     def let_go(self, connection: Connection, error: BaseException) -> None:
-        """After an error: a connection that may be out of step is not even asked to roll back."""
+        """Drop the connection after an error: one that may be out of step is not even asked to roll back."""
         trouble = self._trouble(error)
         is_in_step = isinstance(error, PxrsError) or (trouble is not None and trouble.sort is not Sort.LOST)
         with suppress(SQLAlchemyError, *self.driver.errors):
@@ -141,7 +141,7 @@ class Database:
 
     @contextmanager
     def sorted(self) -> Iterator[None]:
-        """What the driver raises in the block becomes Trouble."""
+        """Turn what the driver raises in the block into Trouble."""
         try:
             yield
         except NoFreeConnection as error:
@@ -162,7 +162,7 @@ class Database:
         return Trouble(Sort.LOST, str(trouble)) if getattr(found, "sqlstate", "") in _ENDED else trouble
 
     def as_error(self, error: Exception) -> PxrsError:
-        """What the caller of the sink gets."""
+        """The error for the caller of the sink."""
         if isinstance(error, PxrsError):
             return error
         assert isinstance(error, Trouble)

@@ -1,4 +1,4 @@
-"""A table of the user's database in which each message's output stands once, for readers that know nothing of PXRS.
+"""Writes a table of the user's database in which each message's output is once, for readers without PXRS.
 
 Where the registry is that very database, rows and checkpoints are one transaction. Elsewhere the rows wait in a table
 beside it, under a guard that refuses late owners, and the commit of the checkpoints publishes them.
@@ -31,7 +31,7 @@ from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, S
 logger = logging.getLogger(__name__)
 
 _RACES = (Sort.EXISTS, Sort.DUPLICATE)
-"""What members hear that make the same tables and rows at once."""
+"""The error of members that make the same tables and rows at once."""
 
 
 @runtime_checkable
@@ -69,7 +69,7 @@ class SqlSink:
         self._took: TargetTable | None = None  # the table as it was when it last took output
         self._place = ""
         self._staged: dict[str, Output | Pending] = {}
-        """By their batches: what is written aside, or in a transaction that waits for its checkpoints."""
+        """Output by its batch: written aside, or in a transaction that waits for its checkpoints."""
 
     def __repr__(self) -> str:
         return f"SqlSink({str(self._database.address)!r}, {self.target!r})"
@@ -77,7 +77,7 @@ class SqlSink:
     # ---- the walk of one batch ----------------------------------------------------------------------------------
 
     def bind(self, store: Store) -> None:
-        """Told where the checkpoints are stored: if it is the same database, rows and checkpoints are one."""
+        """Learn where the checkpoints are: in the same database, rows and checkpoints are one transaction."""
         self._registry = None
         if isinstance(store, SharedStore) and self._database.is_at(store.address):
             self._registry = store
@@ -278,7 +278,7 @@ class SqlSink:
             raise HandlerFailed(f"table {self.target} does not take the output: {trouble}") from trouble
 
     def _is_another(self, target: TargetTable) -> bool:
-        """Whether the table is not as it was looked at: then no message answers for what it refuses."""
+        """Whether the table has changed since it was looked at: then its errors blame no message."""
         found = self._find()
         return found is None or found.shape != target.shape
 
@@ -379,7 +379,7 @@ class Pending:
             self._database.let_go(self._connection, error)
 
     def close(self) -> None:
-        """It has landed, or never will."""
+        """Close it: it is committed, or never will be."""
         self.rollback()
         if self._connection is not None:
             self._database.give_back(self._connection)

@@ -1,4 +1,4 @@
-"""Output on its way to a table whose database does not hold the checkpoints. Three tables stand beside it:
+"""Stages output for a table whose database does not hold the checkpoints. Three tables are beside it:
 
     <table>_pxrs_staged(batch, seq, log, grp, epochs, data)   rows as Arrow streams; whose they are; until published
     <table>_pxrs_guard(log, grp, part, epoch)                 the highest epoch that has come by, for each partition
@@ -40,7 +40,7 @@ from pxrs.runtime.ports.sink import Overtaken
 
 FORMAT = "1"
 _LONGEST_NAME = 40
-"""Of a table: with what is added to it, and within what PostgreSQL takes (63)."""
+"""The longest name of a table: with what is added to it, and within what PostgreSQL takes (63)."""
 _NAME = String(300).with_variant(VARCHAR(300, charset="utf8mb4", collation="utf8mb4_bin"), "mysql")
 _DATA = LargeBinary().with_variant(LONGBLOB(), "mysql")
 
@@ -77,7 +77,7 @@ class SqlStaging:
         return Table(name, self.metadata, *columns, mysql_engine="InnoDB")
 
     def prepare(self, connection: Connection) -> str:
-        """Make the tables where they are missing. Returns the id of this place."""
+        """Make the missing tables. Returns the id of this place."""
         self.metadata.create_all(connection)
         for name, value in (("format", FORMAT), ("id", secrets.token_hex(8))):
             if not self._meta(connection, name):
@@ -85,7 +85,7 @@ class SqlStaging:
         return self._check(connection)
 
     def find(self, connection: Connection) -> str | None:
-        """The id of this place, if there is one."""
+        """The id of this place, if it has one."""
         there = connection.dialect.has_table(connection, self.meta.name, schema=self.meta.schema)
         return self._check(connection) if there else None
 
@@ -101,8 +101,9 @@ class SqlStaging:
     # ---- the guard ----------------------------------------------------------------------------------------------
 
     def pass_guard(self, connection: Connection, batch: Batch) -> None:
-        """Raise the guard to the epochs of a batch, or be refused. The rows stay locked until the commit: whoever
-        takes over meanwhile waits, and then sees what was staged."""
+        """Raise the guard to the epochs of a batch, or refuse it. The rows stay locked until the commit: a process that
+        takes over meanwhile waits, and then sees what was staged.
+        """
         mine = {part.partition: part.epoch for part in batch.ranges}
         self._raise(connection, batch.log, batch.group, mine)
 
@@ -145,7 +146,7 @@ class SqlStaging:
         return list(connection.execute(rows).scalars())
 
     def chunks(self, connection: Connection, batch: str, numbers: Iterable[int]) -> Iterator[pa.Table]:
-        """What is staged, one piece at a time."""
+        """The staged rows, one piece at a time."""
         c = self.staged.c
         for number in numbers:
             data = connection.execute(select(c.data).where(c.batch == batch, c.seq == number)).scalar_one()

@@ -31,7 +31,7 @@ _TEXTS = ("VARCHAR", "CHAR", "TEXT", "TINYTEXT", "MEDIUMTEXT", "LONGTEXT", "NVAR
 _BYTES = ("BYTEA", "BLOB", "TINYBLOB", "MEDIUMBLOB", "LONGBLOB", "VARBINARY", "BINARY", "RAW")
 _TIMES = {"DATE": pa.date32(), "TIME": pa.time64("us")}
 _MOST_BYTES = {"TINY": 255, "": 65_535, "MEDIUM": 16_777_215}
-"""Of MariaDB's texts and blobs, which have their size in their name."""
+"""MariaDB's texts and blobs, which have their size in their name."""
 
 
 class TargetTable(NamedTuple):
@@ -43,7 +43,7 @@ class TargetTable(NamedTuple):
 
     @property
     def shape(self) -> dict[str, str]:
-        """What is known of its columns."""
+        """The known shape of its columns."""
         return {column.name: f"{column.type!r} {column.nullable}" for column in self.table.c}
 
     def fitted(self, output: pa.Table) -> pa.Table:
@@ -70,7 +70,7 @@ def _can_be_left_out(column: Column[Any]) -> bool:
 
 
 def find_target(connection: Connection, name: str, schema: str | None) -> TargetTable | None:
-    """The table as it stands now; None if there is none."""
+    """Read the table as it is now; None if there is none."""
     try:
         table = Table(name, MetaData(), schema=schema, autoload_with=connection)
     except NoSuchTableError:
@@ -230,7 +230,7 @@ _CREATED: tuple[tuple[Any, sql.TypeEngine[Any]], ...] = (
 
 
 _CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="all_valid")
-"""What has a value is quoted; what is not quoted is NULL."""
+"""The quoting of values; what is not quoted is NULL."""
 _END_OF_COPY = "\n\\."
 """Servers before 18 take a line that begins so for the end of all rows, even in quotes."""
 
@@ -256,8 +256,9 @@ def _insert(connection: Connection, table: Table, chunk: pa.Table) -> None:
 
 
 def _copy(connection: Connection, table: Table, chunks: Iterable[pa.Table]) -> None:
-    """By way of a table of this session: who is stopped in the middle of a COPY, where no time limit reaches it, then
-    holds nothing that others wait for."""
+    """Copy by way of a table of this session: a process that is stopped in the middle of a COPY, out of reach of time
+    limits, then holds nothing that others wait for.
+    """
     rest = iter(chunks)
     first = next(rest, None)
     if first is None:
