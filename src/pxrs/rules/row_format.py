@@ -220,7 +220,7 @@ _GROUP: dict[str, _Check] = {
 _ABSENT: dict[str, Any] = {
     "seen": 0.0, "parked": [], "blind": False, "passed_over": 0, "beat_ms": 0, "born": "", "evicted": [],
 }  # fmt: skip
-"""What a field is that earlier versions do not write: groups before 0.4 have no ``born``, the others came with 0.6."""
+"""The values of fields that earlier versions do not write: ``born`` came with 0.4, the others with 0.6."""
 
 
 def _fields(what: str, data: bytes, checks: Mapping[str, _Check]) -> list[Any]:

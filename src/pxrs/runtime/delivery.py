@@ -1,4 +1,4 @@
-"""How messages reach a handler: one by one, as a list, or as an Arrow batch; and what a handler is told besides."""
+"""Delivers messages to a handler: one by one, as a list, or as an Arrow batch; with a context if it asks for one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Handler = Callable[..., Any]
 
 
 class Context(NamedTuple):
-    """Who calls the handler. The epoch is a fencing token: hand it to outputs that can refuse an older one."""
+    """The context of a call. The epoch is a fencing token: hand it to outputs that can refuse an older one."""
 
     member: str
     epoch: int
@@ -29,13 +29,13 @@ class Context(NamedTuple):
 
 
 class DeadLetterBox(Protocol):
-    """Where messages go that a handler could not process."""
+    """The place for messages that a handler could not process."""
 
     def keep(self, message: Message, cause: BaseException | str, stack: str, tries: int, context: Context) -> None: ...
 
 
 class HandlerCall(NamedTuple):
-    """What one call of a handler gets: the payload, and the offsets ``[start, end)`` that it covers."""
+    """The arguments of one call of a handler: the payload, and the offsets ``[start, end)`` that it covers."""
 
     payload: Any
     start: int
@@ -46,7 +46,7 @@ as_message: Callable[[Iterable[Any]], Message] = partial(tuple.__new__, Message)
 """Makes a message of its fields in half of the time that ``Message._make`` takes: without a call of Python."""
 _ID = np.dtype("V16")
 CONVERTED_ROWS = 1_024
-"""So many rows become messages at a time: few enough that they are still in the processor's cache when handled."""
+"""This many rows become messages at a time: they are still in the processor's cache when they are handled."""
 
 
 def messages_of(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
@@ -101,7 +101,7 @@ def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) 
 
 
 def singles(batch: pa.RecordBatch, parcel: HandlerCall, partition: int, deliver: Deliver) -> Iterator[HandlerCall]:
-    """The same messages again, each alone: how one bad message is told from its neighbours."""
+    """The same messages again, each alone: so one bad message is found among its neighbours."""
     first: int = batch.column("offset")[0].as_py()
     part = batch.slice(parcel.start - first, parcel.end - parcel.start)
     return parcels(part, partition, deliver, 1)
@@ -113,7 +113,7 @@ def message_at(batch: pa.RecordBatch, offset: int, partition: int) -> Message:
 
 
 def message_of(batch: pa.RecordBatch, parcel: HandlerCall, partition: int) -> Message:
-    """The message of a parcel that has one only, however it was delivered."""
+    """The message of a parcel with a single one, however it was delivered."""
     found = parcel.payload
     return found if isinstance(found, Message) else message_at(batch, parcel.start, partition)
 
@@ -187,7 +187,7 @@ def taking(function: Callable[..., Any] | None, most: int) -> Callable[..., Any]
 
 
 def _wanted(function: Callable[..., Any], most: int) -> int:
-    """How many positional arguments it asks for. One with a default is the user's own, unless it has a known name."""
+    """The number of positional arguments. One with a default is the user's own, unless its name is known."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 _STREAMS = (("stdin", os.O_WRONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY))
-"""How a stream that is closed is opened: reading and printing fail, each in its place; complaints go nowhere."""
+"""The way in which a closed stream is opened: reading and printing fail, each in its place; complaints go nowhere."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

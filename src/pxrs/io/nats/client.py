@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Hear = Callable[[Msg], None]
-"""What is done when there was a message on a subject. Called in the loop's thread."""
+"""The function that is called for a message on a subject, in the loop's thread."""
 
 OLDEST_SERVER = (2, 12)
 """Batches of direct gets came with 2.11, atomic batches of publishes with 2.12."""
@@ -82,7 +82,7 @@ class _Link(NatsConnection):
 
 
 class _ProcessConnections:
-    """What belongs to one process: its loop, and its connections by address."""
+    """The loop and the connections by address of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -299,7 +299,7 @@ class Client:
         return _process.connection(self.address, self)
 
     async def max_payload(self, seconds: float | None = None) -> int:
-        """How large a message may be, headers included."""
+        """The largest message, headers included."""
         return (await self._connection().ready(seconds)).max_payload
 
     async def request(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Msg:

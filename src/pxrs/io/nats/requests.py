@@ -44,7 +44,7 @@ class _Burst:
             self.end()
 
     def end(self, *_: object) -> None:
-        """Nothing more will come."""
+        """End it: no more answers come."""
         if not self.done.done():
             self.done.set_result(None)
 

@@ -38,7 +38,7 @@ _SORTS = {
 
 
 class MysqlDriver(Driver):
-    """Whatever speaks MySQL's protocol."""
+    """Databases that speak MySQL's protocol."""
 
     default_port: ClassVar[int] = 3306
 

@@ -55,7 +55,7 @@ def _refusal(path: str, number: int) -> Exception:
 
 
 class _Subscriber(NamedTuple):
-    """Whom to call. ``only``: the one entry of the directory whose modifications matter to it."""
+    """A function to call. ``only``: the one entry of the directory whose modifications matter to it."""
 
     notify: Notify
     only: bytes | None = None
@@ -154,7 +154,7 @@ class InotifyWatcher:
             call_each(self._concerned(os.read(self._fd, _READ)))
 
     def _concerned(self, events: bytes) -> list[Notify]:
-        """Whom the events concern, each once, however many events there are."""
+        """The functions that the events concern, each once, however many events there are."""
         found: dict[object, Notify] = {}
         position = 0
         with self._holding():
@@ -187,7 +187,7 @@ class InotifyWatcher:
 
 
 class PollingWatcher:
-    """The same by looking again and again: for systems without inotify, or without a free watch."""
+    """Watches by looking again and again: for systems without inotify, or without a free watch."""
 
     def __init__(self, seconds: float = POLL_SECONDS) -> None:
         self._seconds = seconds
@@ -201,7 +201,7 @@ class PollingWatcher:
         return self._start(path, notify, _entries(path))
 
     def watch_files(self, paths: Sequence[str], notify: Notify) -> Cancel:
-        """Who reads a file leaves no trace: there might be one at any time."""
+        """Watch files for reads: these leave no trace, so there might be one at any time."""
         return self._start(paths[-1], notify, None)
 
     def _start(self, path: str, notify: Notify, first: frozenset[object] | None) -> Cancel:
@@ -242,7 +242,7 @@ def _entries(path: str) -> frozenset[object]:
 
 
 class _ProcessWatches:
-    """What this process watches with; made at the first need, and anew in a forked child."""
+    """The watchers of this process; made at the first need, and anew in a forked child."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -316,6 +316,6 @@ def shared_watcher() -> InotifyWatcher:
 
 
 def wakeups() -> int:
-    """How often this process was woken by changes so far; an idle one stays where it is."""
+    """The number of times that changes have woken this process; an idle one stays where it is."""
     watcher = _process.watcher
     return 0 if watcher is None else watcher.wakeups

@@ -264,8 +264,8 @@ class PartitionWriter:
             self._set_poison(f"{why}, nor taken back: {error}")
 
     def _marked(self) -> int:
-        """How far the active segment is known to be durable. What is behind that was left by a writer that died, and a
-        sync that has failed once must not be believed later: neither by this writer nor by another.
+        """The bytes of the active segment that are known to be durable. Bytes behind them were left by a writer that
+        died, and a sync that has failed once must not be believed later: neither by this writer nor by another.
         """
         mark, active = mark_in(self._lock_fd), self._files.active
         if mark is None or active is None or mark.base > active.base:

@@ -85,7 +85,7 @@ class Consumer:
 
     @property
     def error(self) -> PxrsError | None:
-        """What has ended this consumer, if something went wrong."""
+        """The error that has ended this consumer, if any."""
         return self._membership.error
 
     @property
@@ -104,7 +104,7 @@ class Consumer:
         return self._workforce.where(partition)
 
     def done(self, partition: int) -> int | None:
-        """As ``where``, without output that waits for its sink; None also until the partition is begun."""
+        """The offset of ``where``, without output that waits for its sink; None also until the partition is begun."""
         return self._workforce.done(partition)
 
     @property
@@ -124,12 +124,12 @@ class Consumer:
 
     @property
     def tally(self) -> Counters:
-        """What was handled, retried, skipped and dead-lettered so far."""
+        """The numbers of handled, retried, skipped and dead-lettered messages so far."""
         return self._workforce.tally()
 
     @property
     def meter(self) -> Meter:
-        """This consumer's metrics."""
+        """The metrics of this consumer."""
         return self._membership.meter
 
     @property
@@ -164,7 +164,7 @@ class Subscription:
 
     @property
     def link(self) -> MemberLink:
-        """For its workers. A sink and commits are a member's."""
+        """The link for its workers. Only a member has a sink and commits."""
         return MemberLink(lambda: None, self._fail, self._end, silent, lambda _: None)
 
     def stop(self) -> None:

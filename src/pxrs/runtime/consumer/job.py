@@ -1,4 +1,4 @@
-"""What all partitions of one consumer share: the log, the handler, and whom to tell."""
+"""The job that all partitions of one consumer share: the log, the handler, and the link to the member."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pxrs.settings import Settings
 
 
 class MemberLink(NamedTuple):
-    """Whom the threads of a consumer tell: its membership, which they do not keep alive, or its subscription."""
+    """The link from a consumer's threads to its membership, which they do not keep alive, or to its subscription."""
 
     wake: Callable[[], None]
-    """There is something to commit or to release."""
+    """Wakes the member: there is something to commit or to release."""
     fail: Callable[[PxrsError], None]
     """The consumer must stop, and why."""
     stop: Callable[[], None]
@@ -40,7 +40,7 @@ class MemberLink(NamedTuple):
 
 @dataclass(slots=True)
 class Job:
-    """What all partitions of one consumer share."""
+    """The parts that all partitions of one consumer share."""
 
     log: Log
     settings: Settings
@@ -57,7 +57,7 @@ class Job:
     revoked: Callable[..., Any] | None = None
     member: str = ""
     alive_until: float = 0.0
-    """Nothing is taken after this monotonic time. A member extends it; without one it is infinite."""
+    """The monotonic time after which nothing is taken. A member extends it; without one it is infinite."""
     sink_took: bool = False
     """Whether the sink has taken output of this consumer. If so, it refuses a message, and not the set-up."""
     sight: LogReachability = field(init=False)

@@ -1,4 +1,4 @@
-"""One partition in one thread: replay from the checkpoint, then block for what comes, until told to stop.
+"""Works one partition in one thread: replays from the checkpoint, then waits for new messages, until it is stopped.
 
 Reading what is stored and waiting for more are one loop over the log, so the switch from the one to the other can
 neither skip nor repeat a message. ``position`` is the next offset: everything below it is finished.
@@ -30,7 +30,7 @@ from pxrs.runtime.ports.counters import Counters
 logger = logging.getLogger("pxrs.consumer")
 
 LEAVES = (KeyboardInterrupt, SystemExit)
-"""What a handler raises to end the process. Everything else that it raises, CancelledError too, is its failure."""
+"""Errors of a handler that end the process. Everything else that it raises, CancelledError too, is its failure."""
 
 
 class Worker:
@@ -107,13 +107,13 @@ class Worker:
             self._end()
 
     def _await_those_before(self) -> None:
-        """Two handlers never run on one partition: one that an earlier claim left behind ends first."""
+        """Wait for the handler of an earlier claim: two handlers never run on one partition."""
         for thread in self._before:
             while thread.is_alive() and not self._halt:
                 thread.join(0.05)
 
     def _try_to_begin(self) -> None:
-        """At once, also if the partition is to be given up again: whoever has claimed it is told. Else in the loop."""
+        """Begin at once, also if the partition is to be given up again: its owner gets an answer. Else in the loop."""
         if any(thread.is_alive() for thread in self._before):
             return
         try:
@@ -154,7 +154,7 @@ class Worker:
 
     @property
     def tally(self) -> Counters:
-        """What was done since the start. Handled is what the position has passed: no message is counted by itself."""
+        """The counters since the start. Messages behind the position are handled: none is counted by itself."""
         handled = (self.position or 0) - self._not_handled - self._tally.passed_over if self._begun else 0
         return replace(self._tally, handled=max(0, handled))
 
@@ -184,7 +184,7 @@ class Worker:
 
     @property
     def trouble(self) -> PxrsError | None:
-        """Why the partition waits. A thread that has ended unasked must not look as if all were well."""
+        """The reason why the partition waits. A thread that has ended unasked must not look as if all were well."""
         if self.finished and not self._asked:
             return Unexpected("its thread has ended by itself: the partition is given up, and taken again")
         return self._parking.trouble
@@ -272,7 +272,7 @@ class Worker:
             self._advance(parcel.end)
 
     def _keep(self, output: Any) -> None:
-        """What a handler returns is of no interest here; a worker with a sink writes it."""
+        """Ignore the result of a handler; a worker with a sink writes it."""
 
     @property
     def committable(self) -> int | None:
@@ -285,7 +285,7 @@ class Worker:
             self._tell()
 
     def _until_told(self) -> float:
-        """Seconds until the member hears of progress that it does not know of; for ever if it knows everything."""
+        """Seconds until the member must learn of new progress; infinite if it knows everything."""
         if self.position == self._told:
             return inf
         left = self._tell_at - self._job.clock.monotonic()
@@ -326,7 +326,7 @@ class Worker:
         return False
 
     def _rescue_one_by_one(self, batch: pa.RecordBatch, parcel: HandlerCall, error: BaseException) -> bool:
-        """One bad message must not take its neighbours with it: the pack is handed over in single messages."""
+        """Hand the messages over one by one: one bad message must not take its neighbours with it."""
         rows = parcel.end - parcel.start
         logger.warning("handler failed on %d messages, trying them one by one: %s", rows, error_text(error))
         for single in delivery.singles(batch, parcel, self.grant.partition, self._job.deliver):
@@ -394,7 +394,7 @@ class Worker:
 
 
 def _advice(error: BaseException) -> str:
-    """Who calls sys.exit in a handler means something else than to end the member at this message, again and again."""
+    """Advice for sys.exit in a handler: it would end the member at this message, again and again."""
     if not isinstance(error, SystemExit):
         return ""
     return "; sys.exit in a handler ends this member: raise an exception if the message fails, StopConsuming to leave"

@@ -19,7 +19,7 @@ class Workers:
     """All workers of one consumer: the ``Work`` that a member drives."""
 
     job: Job
-    """What they all work on: made when the member is there, so that it knows whom to tell."""
+    """The job of all workers: made when the member is there, so that it has the link."""
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
@@ -78,7 +78,7 @@ class Workers:
         return worker.position if worker else None
 
     def done(self, partition: int) -> int | None:
-        """Up to where all is done, output that waits for its sink left out; None if it is not begun here.
+        """The offset up to which all is done, without output that waits for its sink; None if it is not begun here.
 
         Whoever asks waits for the end: output that the policy would store later is stored soon.
         """
@@ -92,7 +92,7 @@ class Workers:
         return {p: w.trouble for p, w in list(self.workers.items()) if w.trouble is not None}
 
     def tally(self) -> Counters:
-        """What all workers have done, those of partitions that went away included."""
+        """The counters of all workers, those of partitions that went away included."""
         return total([*self._past, *(worker.tally for worker in set(self._all()))])
 
     def pause(self, partition: int, paused: bool) -> None:

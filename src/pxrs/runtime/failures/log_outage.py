@@ -26,7 +26,7 @@ class Blindness:
         self._since: float | None = None
         self._counts_until = -inf
         self.sees_nothing = False
-        """What is so at this moment."""
+        """The state at this moment."""
 
     def saw(self, answers: bool) -> None:
         """Whether the log has answered just now."""
@@ -38,7 +38,7 @@ class Blindness:
 
     @property
     def is_blind(self) -> bool:
-        """What the others shall know."""
+        """The state that the other members shall know."""
         return self.sees_nothing or self._clock.monotonic() < self._counts_until
 
     def is_lost(self, now: float) -> bool:
@@ -48,7 +48,7 @@ class Blindness:
 
 
 class LogReachability:
-    """What the reads of one member have shown. While they fail, a thread looks whether the log answers again.
+    """Keeps what the reads of one member have shown. While they fail, a thread looks whether the log answers again.
 
     Nobody reads for a member that holds no partition; ``look`` does, so that a member which could not read takes none.
     """
@@ -69,7 +69,7 @@ class LogReachability:
         self.blindness.saw(True)
 
     def failed(self) -> None:
-        """A read had no answer. From now on the log is looked at until it answers."""
+        """Note that a read had no answer. From now on the log is looked at until it answers."""
         self.blindness.saw(False)
         self._start()
 
@@ -79,7 +79,7 @@ class LogReachability:
             self._start()
 
     def end(self) -> list[threading.Thread]:
-        """Look no more; returns the thread that ends by this, if there is one."""
+        """Stop looking; returns the thread that ends by this, if there is one."""
         self._ended.set()
         return [] if self._looker is None else [self._looker]
 
@@ -102,7 +102,7 @@ def _end_threads() -> list[threading.Thread]:
 
 
 def _look(sight: weakref.ref[LogReachability], log: Log, ended: threading.Event) -> None:
-    """Until the log answers, or nobody asks any more. Whoever waits for a dead log does it in this thread only."""
+    """Look until the log answers, or nobody asks any more. Only this thread waits for a dead log."""
     tries = 0
     while not ended.is_set() and not _has_answered(sight, log):
         tries += 1

@@ -1,4 +1,4 @@
-"""How a member's progress reaches the registry: on a policy, or handed in by those who must know the outcome.
+"""Stores a member's progress in the registry: by a policy, or as commits that are handed in with an answer.
 
 Positions that a ``Work`` reports are stored when they are due. Whoever publishes output by its commit hands the
 commit in instead (``submit``, from any thread) and waits for what became of it. Both are written by the member's one
@@ -26,7 +26,7 @@ from pxrs.settings import Settings
 
 
 class Submitted(NamedTuple):
-    """A commit that was handed in, and the place for its outcome."""
+    """A commit that was handed in, with its future outcome."""
 
     request: CommitRequest
     outcome: Future[Changed]
@@ -46,7 +46,7 @@ class Commits:
     ) -> None:
         self.trouble: PxrsError | None = None
         self.next_due = inf
-        """When the progress that was known in the last round is due at the latest. Who makes more wakes the loop."""
+        """The time at which the progress of the last round is due. A worker with more progress wakes the loop."""
         self._registry = registry
         self._work = work
         self._handles = handles
@@ -67,7 +67,7 @@ class Commits:
         return outcome
 
     def serve(self, now: float) -> bool:
-        """Carry out what was handed in. True: something was refused, so look at the rows."""
+        """Carry out the commits that were handed in. True: something was refused, so look at the rows."""
         fenced = False
         while self.submitted:
             asked = self.submitted.popleft()
@@ -86,7 +86,7 @@ class Commits:
         return fenced
 
     def _doubt(self, positions: Mapping[Grant, int]) -> None:
-        """Until the answer is here: whoever has handed the commit in asks again if none comes."""
+        """Answer that the outcome is unknown: the caller asks again if no other answer comes."""
         for grant in positions:
             if self._holds(grant):
                 self._handles[grant.partition].in_doubt = True
@@ -103,7 +103,7 @@ class Commits:
             self.trouble = error
 
     def close(self) -> None:
-        """Nobody will carry out what is handed in from now on: say so to those who wait."""
+        """Close: answer all that wait that nobody carries commits out from now on."""
         self._closed = True
         with suppress(IndexError):  # two threads may do this at a time
             while True:

@@ -1,4 +1,4 @@
-"""How a member shows that it lives: it joins, beats, and says when it makes no progress or leaves."""
+"""Sends a member's heartbeats: it joins, beats, and reports when it makes no progress or leaves."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pxrs.settings import Settings
 
 PARKED_SHOWN = 64
 PARKED_CHARACTERS = 200
-"""The row is written with every beat: it names so many parked partitions, with so much of the reason."""
+"""The parked partitions, and the letters of each reason, that a row names: it is written with every beat."""
 
 
 class Heartbeat:
-    """The row of one member, kept alive. Fenced as soon as a newer life, or an eviction, stands in it."""
+    """The row of one member, kept alive. Fenced as soon as the row has a newer incarnation, or an eviction."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Heartbeat:
             self._show_progress(now)
 
     def _as_of_now(self) -> MemberRow:
-        """This member's row with what people want to know of it, and whether it can read its log."""
+        """This member's row as it is now, with facts for people, and whether it can read its log."""
         work, seen = self._work, self._wall()
         parked, passed_over = _parked(work.troubles()), work.tally().passed_over
         return replace(self._row, seen=seen, parked=parked, blind=work.is_blind(), passed_over=passed_over)
@@ -89,7 +89,7 @@ class Heartbeat:
             self._work.extend(self.alive_until)
 
     def rows_were_read(self) -> None:
-        """After a silence that was too long the work goes on only now: others may have taken partitions meanwhile."""
+        """Go on after a silence that was too long: others may have taken partitions meanwhile."""
         if self.lapsed:
             self.lapsed = False
             self._work.extend(self.alive_until)
@@ -106,6 +106,6 @@ class Heartbeat:
 
 
 def _parked(troubles: Mapping[int, PxrsError]) -> tuple[tuple[int, str], ...]:
-    """What the row says of partitions that wait: not of all of them, and not every word."""
+    """The parked partitions that the row names: not all of them, and not every word."""
     some = sorted(troubles.items())[:PARKED_SHOWN]
     return tuple((partition, masked(error_text(error))[:PARKED_CHARACTERS]) for partition, error in some)

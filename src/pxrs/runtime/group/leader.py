@@ -21,7 +21,7 @@ from pxrs.runtime.registry.registry import Registry
 from pxrs.settings import Settings
 
 _AT_EASE = 0.4
-"""Parts of a lease after which those look at the leader again who are there in case that its watcher dies with it."""
+"""Parts of a lease after which the other members look at the leader, in case that its watcher dies with it."""
 
 
 class Leader:
@@ -53,11 +53,11 @@ class Leader:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this leader has nobody to watch: then only a ring or a poll can bring news."""
+        """Whether this leader has nobody to watch: then only a wake-up or a poll can bring news."""
         return self._lead is not None and len(self._lives) <= 1
 
     def next_watch(self, now: float) -> float:
-        """When to look at the others again: when somebody's next beat is due, or its lease may run out."""
+        """The time to look at the others again: the next beat is due, or a lease may run out."""
         verdict = self._watch.next_verdict(now)
         look = self._watch.next_look(now) if self._looks_closely else now + self._watch.shortest_lease() * _AT_EASE
         if look is None or look == float("inf"):  # there is nobody to look at
@@ -124,7 +124,7 @@ class Leader:
     # ---- leading --------------------------------------------------------------------------------------------
 
     def _is_old(self, group: Group) -> bool:
-        """Whether the row has changed since. One that is gone is for the member to see, when it looks again."""
+        """Whether the row has changed since. A row that is gone is the member's to notice, when it looks again."""
         found = self._registry.find_group()
         return found is None or found.target != group.target
 

@@ -40,7 +40,7 @@ from pxrs.runtime.registry.rows import Held, is_bad_row
 from pxrs.settings import Settings
 
 FOLLOW_SECONDS = 0.05
-"""How often a leader looks at the rows while a rebalance is under way: claims do not ring."""
+"""The interval at which a leader looks at the rows while a rebalance is under way: claims wake nobody."""
 
 
 class Member:
@@ -86,7 +86,7 @@ class Member:
     # ---- what others call -----------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Look at the rows in the next round: somebody rang."""
+        """Look at the rows in the next round: another member has woken this one."""
         self._polled = True
 
     def leave(self) -> None:
@@ -97,7 +97,7 @@ class Member:
 
     @property
     def _drained_by(self) -> float:
-        """Until when a leaver waits for its handlers."""
+        """The time until which a leaving member waits for its handlers."""
         return (self._leaving_since or 0.0) + self._settings.drain_ms / 1000
 
     @property
@@ -162,7 +162,7 @@ class Member:
             self.leave()
 
     def _give_up(self, error: PxrsError) -> None:
-        """This life is over: stop everything, flush nothing, release nothing, and do not come back by itself."""
+        """End this incarnation: stop everything, flush nothing, release nothing, and do not come back by itself."""
         if type(error) is Fenced:
             error = DuplicateMember(str(error))
         for partition in list(self.handles):
@@ -355,7 +355,7 @@ class Member:
         self._report("left", {"member": self.me.id})
 
     def _leave_anyway(self, now: float) -> None:
-        """A registry that does not answer must not hold a leaver for ever: it goes, and its lease runs out."""
+        """Leave without the registry's answer: it must not hold a leaving member forever; its lease runs out."""
         patience = (self._settings.drain_ms + self._settings.lease_ms) / 1000
         if self._leaving_since is not None and now - self._leaving_since > patience:
             for number in list(self.handles):

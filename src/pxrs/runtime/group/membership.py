@@ -53,7 +53,7 @@ class Loop:
 
 
 class Watcher:
-    """Waits for the bell, and tells. It holds nobody alive while it waits."""
+    """Waits for wake-ups, and passes them on. It keeps no member alive while it waits."""
 
     def __init__(self, name: str, registry: Registry, seconds: float, rang: Callable[[], bool]) -> None:
         self._registry = registry
@@ -83,13 +83,13 @@ class Watcher:
 
 
 class Membership:
-    """One life of one member, from its start to its end. Made by ``queue.join(...)``.
+    """One incarnation of a member, from its start to its end. Made by ``queue.join(...)``.
 
     ``halt`` ends the work as a crash would; ``ended`` is told when all is over.
     """
 
     is_over = False
-    """What a group works on has no end."""
+    """The end of the work: a group's has none."""
     ends: Mapping[int, int] | None = None
 
     def __init__(
@@ -172,7 +172,7 @@ class Membership:
         self._finish()
 
     def end_with_process(self) -> None:
-        """The same at the end of the process, without waiting. A batch that waits for its commit is told, too."""
+        """End with the process, without waiting. A batch that waits for its commit gets an answer, too."""
         self._killed = True
         self._halt()
         self._loop.wake()
@@ -201,7 +201,7 @@ class Membership:
 
     @property
     def error(self) -> PxrsError | None:
-        """What has ended this life, if something went wrong."""
+        """The error that has ended this member, if any."""
         return self._error or self.member.error
 
     @property
@@ -249,7 +249,7 @@ class Membership:
         return max(0.0, wake_at - self._clock.monotonic())
 
     def _rang(self) -> bool:
-        """Somebody has changed something, or the time is over: look at the rows. False: there is nobody to look."""
+        """Look at the rows: another member has changed something, or the time is over. False: the member is gone."""
         if self._killed or self._done.is_set():
             return False
         self.member.poll()
@@ -309,4 +309,4 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nobody() -> None:
-    """Stands until an engine wants to know of the end."""
+    """Do nothing, until an engine wants to know of the end."""

@@ -1,4 +1,4 @@
-"""What a consumer measures: counters of what it has reported, and gauges that are read when somebody asks."""
+"""Measures a consumer: counters of its reports, and gauges that are read when somebody asks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COUNTED: dict[Metric, tuple[str, ...]] = {
 
 
 class Measured(Protocol):
-    """What any engine can tell of its work."""
+    """The facts that any engine reports of its work."""
 
     def tally(self) -> Counters: ...
 
@@ -45,7 +45,7 @@ def _none() -> Waiting:
 
 
 class Meter:
-    """The metrics of one consumer. Nothing is computed on the way of a message; lag is looked up when asked for.
+    """The metrics of one consumer. Nothing is computed on the way of a message; lag is read when asked for.
 
     ``counts`` says how often the member has reported each kind of event. ``letters`` tells of the dead letters of the
     group: a matter of the member that leads.
@@ -131,6 +131,6 @@ class Meter:
 
 
 def letter_samples(waiting: Waiting, labels: tuple[str, ...], wall: float) -> Iterator[Sample]:
-    """What a group's dead letters are in numbers."""
+    """A group's dead letters in numbers."""
     yield Sample(metrics.GROUP_DEAD_LETTERS, labels, waiting.letters)
     yield Sample(metrics.GROUP_OLDEST_DEAD_LETTER, labels, waiting.age_seconds(wall) or 0.0)

@@ -1,4 +1,4 @@
-"""What a worker has done, in numbers."""
+"""The counters of a worker: what it has done, in numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(slots=True)
 class Counters:
-    """What was done since the start. Each worker counts for itself: threads must not share a counter."""
+    """The numbers since the start. Each worker counts for itself: threads must not share a counter."""
 
     handled: int = 0
     retried: int = 0
@@ -25,7 +25,7 @@ class Counters:
 
 
 def total(tallies: Iterable[Counters]) -> Counters:
-    """What several workers have done together."""
+    """The sum of several workers' counters."""
     found = Counters()
     for tally in tallies:
         found.add(tally)

@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 SMALL = 1_024
 """A message up to this size need not be counted at once..."""
 UNCOUNTED = 1_023
-"""...but after so many of them."""
+"""...but after this many of them."""
 SHIPMENT_BYTES = 16_777_216
-"""When the log is slower than the senders, parcels up to this size share one append and one sync."""
+"""If the log is slower than the senders, parcels up to this size share one append and one sync."""
 
 
 class Buffer:
@@ -66,7 +66,7 @@ class Buffer:
         self._dropped = False
         self._ended = False
         self.stored = 0
-        """How many messages are durable: the first so many of all that were put in."""
+        """The number of durable messages, in the order in which they were put in."""
         self._lost = 0
         self.failure: BaseException | None = None
         self.given_up = threading.Event()
@@ -136,8 +136,9 @@ class Buffer:
         return receipt
 
     def _uncounted(self, parcel: SentParcel, rows: int) -> int:
-        """How many more small messages may be put in before they are counted: the buffer never overflows, and the
-        parcel becomes as large as it should be if they are like those before them. None where small is too large."""
+        """The number of small messages that may be put in before they are counted: the buffer never overflows, and the
+        parcel gets its size if they are like those before them. None where small is too large.
+        """
         if self._largest is not None and self._largest < 2 * SMALL:
             return 0
         fit = (parcel.room - parcel.size) // (2 * SMALL + ROW_BYTES)
@@ -163,7 +164,7 @@ class Buffer:
         return self.open
 
     def _filled(self) -> int:
-        """What waits for the log, in bytes."""
+        """The bytes that wait for the log."""
         return self._buffered if self.open is None else self._buffered + self.open.count()
 
     def _close_parcel(self) -> None:
@@ -195,7 +196,7 @@ class Buffer:
             raise Closed("this producer is closed")
 
     def hurry(self, parcel: PendingBatch) -> None:
-        """Somebody waits for this parcel: do not let it linger."""
+        """Write this parcel at once: somebody waits for it."""
         with self._lock:
             if self.open is parcel:
                 self._close_parcel()
@@ -209,7 +210,7 @@ class Buffer:
             raise self.failure
 
     def stop(self) -> None:
-        """No more messages; the thread ends when the buffer is empty. Does not wait."""
+        """Take no more messages; the thread ends when the buffer is empty. Does not wait."""
         with self._lock:
             self._close_parcel()
             self._stopping = True
@@ -217,7 +218,7 @@ class Buffer:
             self._room.notify_all()
 
     def drop(self) -> None:
-        """Nobody can put anything in any more: the thread empties the buffer and ends. Without any lock, since the
+        """Let the thread empty the buffer and end: nobody can put anything in any more. Without any lock, since the
         garbage collector may call this in a thread that holds one.
         """
         self._dropped = True
@@ -226,14 +227,14 @@ class Buffer:
         self._work.set()
 
     def end(self) -> None:
-        """No more messages, and wait until all are durable, or have failed; ``failure`` says which."""
+        """Take no more messages, and wait until all are durable, or have failed; ``failure`` says which."""
         self.stop()
         join(self._thread)
         self._ended = True  # and who has called this hears of what is lost
 
     def end_with_process(self, stopped_at: float) -> str:
-        """The same after ``stop``, but not for longer than ``send_timeout_ms``; returns what there is to say about
-        messages that are lost by this, if there are any.
+        """Wait after ``stop``, but not for longer than ``send_timeout_ms``; returns a text about messages that are lost
+        by this, if there are any.
         """
         seconds = self._settings.send_timeout_ms / 1000
         with suppress(KeyboardInterrupt):  # somebody does not want to wait
@@ -296,7 +297,7 @@ class Buffer:
         return taken
 
     def _until_due(self) -> float | None:
-        """How long the open parcel may still linger, if there is one; it is closed when that is over."""
+        """The time for which the open parcel may still linger, if there is one; it is closed when that is over."""
         if self._ready or self.open is None:
             return None
         rest = self.open.due - self._clock.monotonic()
@@ -321,7 +322,7 @@ class Buffer:
             self._room.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        """One lost parcel would break the order of those behind it: all fail, and nothing more is taken."""
+        """Fail all parcels: one that is lost would break the order of those behind it. Nothing more is taken."""
         if not isinstance(error, PxrsError):
             logger.error("a producer's thread failed", exc_info=error)
         with self._lock:
@@ -361,7 +362,7 @@ _buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
 @at_exit(Stage.SEND)
 def _send_the_rest() -> list[threading.Thread]:
-    """What was sent by producers that nobody has closed: it is stored now, or told, on stderr, where it cannot be."""
+    """Store the messages of producers that nobody has closed; a line on stderr says what could not be stored."""
     buffers, now = list(_buffers), SystemClock.monotonic()
     for buffer in buffers:
         buffer.stop()  # all at once: they need not wait for each other
@@ -406,7 +407,7 @@ class AppendThread(Generic[_Item]):
         return True
 
     def wait(self) -> None:
-        """Until the item is done."""
+        """Wait until the item is done."""
         self._idle.wait()
 
     def end(self) -> None:

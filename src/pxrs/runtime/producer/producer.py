@@ -140,7 +140,7 @@ class Producer:
 
     @property
     def stored(self) -> int:
-        """How many messages are durable so far: the first so many of all that were sent."""
+        """The number of durable messages so far, in the order in which they were sent."""
         return self._buffer.stored
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ def _value(value: object, what: str = "value") -> bytes:
 
 
 def _as_bytes(what: str, value: object) -> str:
-    """What somebody writes who wants to send this: bytes of buffers, the text of numbers, JSON of the rest."""
+    """The call that sends this: bytes of buffers, the text of numbers, JSON of the rest."""
     if isinstance(value, bytearray | memoryview):
         return f"bytes({what})"
     if isinstance(value, int | float | UUID):
@@ -244,7 +244,7 @@ def _microseconds(timestamp: object) -> int:
 
 _MAX_SEQUENCE = 1 << 40
 _PART_ROWS = 16_384
-"""Where a batch is cut. It must never change: a part that is sent again is known by its number."""
+"""The size at which a batch is cut. It must never change: a part that is sent again is known by its number."""
 
 
 class NamedProducer:
@@ -304,14 +304,14 @@ class NamedProducer:
 
 
 def _given(table: pa.Table | pa.RecordBatch, whole: pa.Table, partitions: NDArray[np.int32] | None) -> pa.Table:
-    """What the caller has said: a time that was added here is another one when the batch is sent again."""
+    """The time that the caller has given: one that was added here differs when the batch is sent again."""
     if "timestamp" not in table.schema.names or table.column("timestamp").null_count:
         whole = whole.drop_columns(["timestamp"])
     return whole if partitions is None else whole.append_column("partition", pa.array(partitions))
 
 
 def _no_hurry(_: object) -> None:
-    """Nothing lingers here."""
+    """Do nothing: no message lingers here."""
 
 
 # ---- what a batch holds, in a few characters ------------------------------------------------------------------------

@@ -49,7 +49,7 @@ from pxrs.stores.base import Guarantee, Store, check_guarantees
 __all__ = ["DeadLetters", "Queue", "open_queue"]
 
 Start = str | datetime
-"""Where a partition without a checkpoint begins: "earliest", "latest", or a time."""
+"""The start of a partition without a checkpoint: "earliest", "latest", or a time."""
 
 
 def open_queue(
@@ -149,7 +149,7 @@ class Queue:
         return NamedProducer(self.log, self.partitioner, self.settings, self._clock, name)
 
     def read(self, partition: int, offset: int, limit: int = 10) -> list[Message]:
-        """Look at messages without consuming them."""
+        """Read messages without consuming them."""
         self._check_open()
         delivery.check_reading(self.name, self.partitions, partition, limit)
         check_position(partition, offset)
@@ -162,7 +162,7 @@ class Queue:
         return found
 
     def ends(self) -> dict[int, int]:
-        """For each partition the offset that its next message will get."""
+        """The offset that the next message of each partition will get."""
         self._check_open()
         return {p: self.log.bounds(p)[1] for p in range(self.partitions)}
 
@@ -218,7 +218,7 @@ class Queue:
         settings: Settings | None = None,
         report: Report | None = None,
     ) -> Membership:
-        """Take part in a group with work of any kind: what consumers and pipelines stand on. Nothing runs yet."""
+        """Take part in a group with work of any kind, as consumers and pipelines do. Nothing runs yet."""
         self._check_open()
         settings = settings_or(settings, self.settings)
         name = check_name("member", random_member() if member is None else member)
@@ -253,7 +253,7 @@ class Queue:
         return Membership(registry, taking_part, meter, self._clock, f"{group}-{name}", work.halt, told, enter)
 
     def _enter(self, registry: Registry, member: str, told: Report, settings: Settings) -> None:
-        """What the start of a member makes: the group, if there is none, and what goes on beside the members."""
+        """Make what the start of a member needs: the group, if there is none, and the threads beside the members."""
         self._check_open()
         made = make_group(self._belonging(settings), registry, self.log, self._assignor)
         if made is not None:
@@ -262,7 +262,7 @@ class Queue:
         self._housekeeper.start()
 
     def _serve_metrics(self, settings: Settings) -> None:
-        """One page for all consumers of this queue object, opened with the first of them."""
+        """Serve one page for all consumers of this queue object, opened with the first of them."""
         if settings.metrics_port and self._stop_metrics is None:
             keeper = self._housekeeper
             self._stop_metrics = serve_if_possible(
@@ -287,7 +287,7 @@ class Queue:
         return subscription
 
     def group(self, name: str) -> GroupHandle:
-        """A consumer group, to look at and to operate; nothing joins it by this."""
+        """The handle of a consumer group, to look at and to operate; nothing joins it by this."""
         self._check_open()
         self.tell_of_other_registry()
         own, registry = self._belonging(self.settings), self._registry(name, "operator", self.settings)
@@ -431,7 +431,7 @@ def short_host() -> str:
 
 
 def about_this_process() -> dict[str, str]:
-    """What a member's row tells of its process."""
+    """The facts about its process in a member's row."""
     return {"host": short_host(), "pid": str(os.getpid())}
 
 
@@ -439,7 +439,7 @@ def about_this_process() -> dict[str, str]:
 
 
 class Joined(Work, Measured, Protocol):
-    """What an engine brings along when it joins a group."""
+    """The parts that an engine gets when it joins a group."""
 
     def halt(self) -> None:
         """End as a crash would: nothing more is taken, nothing is flushed."""

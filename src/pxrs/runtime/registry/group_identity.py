@@ -1,4 +1,4 @@
-"""The group row: a group is made once, and whoever opens it with other values, or over another log, is refused."""
+"""The group row: a group is made once, and refused when it is opened with other values, or over another log."""
 
 from __future__ import annotations
 

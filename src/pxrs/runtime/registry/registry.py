@@ -36,7 +36,7 @@ class CommitRequest:
     note: str | None = None
     join: Join | None = None
     ends: Mapping[int, int] | None = None
-    """Where the log ends, if the caller knows it: no checkpoint may be beyond."""
+    """The end of the log, if the caller knows it: no checkpoint may be beyond."""
 
     @property
     def all_or_none(self) -> bool:
@@ -84,7 +84,7 @@ class Registry(GroupIdentity):
         self.remove_wake_row(row.id)
 
     def remove_wake_row(self, name: str) -> None:
-        """For a member whose own row is gone by itself."""
+        """Remove the wake-up row of a member whose own row is gone by itself."""
         WakeRow(self.store, self.keys.bells + name).remove()
 
     def evict(self, name: str, tombstone: str) -> None:
@@ -101,7 +101,7 @@ class Registry(GroupIdentity):
         self._members.change_one(name, rule, wake=self.wake)
 
     def clear_eviction(self, me: Owner) -> None:
-        """For one that was put out and has noticed: take the mark away, or its own row. A newer life's row stays."""
+        """Remove the eviction, or the row, once the evicted member has seen it. A newer one's row stays."""
 
         def rule(row: MemberRow | None) -> None:
             if row is not None and not row.is_evicted:
@@ -259,7 +259,7 @@ class Registry(GroupIdentity):
             self._partitions.change_within(transaction, rules, lambda row: bool(row.note) and row.note == request.note)
 
     def _has_landed(self, note: str | None, numbers: Collection[int]) -> bool:
-        """Whether one of the rows bears the note of this very commit."""
+        """Whether one of the rows has the note of this very commit."""
         return bool(note) and any(held.row.note == note for held in self._partitions.read(numbers).values())
 
     def _advances(self, request: CommitRequest) -> dict[int, Rule[Partition]]:
@@ -291,7 +291,7 @@ class Registry(GroupIdentity):
         return self.change({n: lambda row: ownership.give_back(row, me, at) for n in numbers}, wake=True)
 
     def force_release(self, owners: Mapping[int, Owner], known: Mapping[int, Held[Partition]] | None = None) -> Changed:
-        """Take partitions from owners that are dead or late; whoever still writes under the old epoch is fenced."""
+        """Take partitions from owners that are dead or late; a writer under the old epoch is fenced."""
         at = self._clock.wall()
 
         def rule(owner: Owner, row: Partition) -> Partition:
@@ -313,7 +313,7 @@ class Registry(GroupIdentity):
     # ---- waking each other ------------------------------------------------------------------------------
 
     def wait(self, mark: int, timeout: float) -> int:
-        """Block until a member wakes the others, or the time is over. A hint: whoever wakes reads the rows."""
+        """Block until a member wakes the others, or the time is over. A wake-up is a hint: read the rows."""
         return self.store.wait(self.keys.bells, mark, timeout)
 
 

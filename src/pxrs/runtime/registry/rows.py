@@ -26,10 +26,10 @@ S = TypeVar("S")
 WAY_OUT = (
     "nothing was written. `pxrs registry dump` shows the row; put a good one back with `pxrs registry load --force`"
 )
-"""What an operator can do about a row that cannot be read."""
+"""The advice to an operator about a row that cannot be read."""
 
 TRIES = 5
-"""How often a swap that lost a race is decided anew before the caller hears of it."""
+"""The number of new decisions for a swap that lost a race, before the caller gets the error."""
 
 
 class Held(NamedTuple, Generic[T]):
@@ -42,7 +42,7 @@ class Held(NamedTuple, Generic[T]):
 Results = dict[N, Held[T] | PxrsError]
 
 Rule = Callable[[T], T]
-"""From the row that stands to the row that shall stand; raises a PxrsError to refuse."""
+"""A function from the stored row to the new one; raises a PxrsError to refuse."""
 
 
 class Rows(Generic[N, T]):
@@ -65,7 +65,7 @@ class Rows(Generic[N, T]):
         return {name: self._held(name, row) for name, row in zip(names, rows, strict=True)}
 
     def read_each(self, names: Collection[N]) -> dict[N, Held[T] | Damaged]:
-        """The same, with an answer for each row: a damaged one spoils no other."""
+        """Read rows with an answer for each: a damaged one spoils no other."""
         rows = self._store.read(list(map(self._kind.key, names)))
         return self._each(zip(names, rows, strict=True))
 
@@ -74,7 +74,7 @@ class Rows(Generic[N, T]):
         return {name: self._held(name, row) for name, row in rows.items()}
 
     def scan_each(self, prefix: str) -> dict[N, Held[T] | Damaged]:
-        """The same, with an answer for each row: a damaged one spoils no other."""
+        """Scan rows with an answer for each: a damaged one spoils no other."""
         return self._each([(self._kind.name(row.key), row) for row in self._store.scan(prefix)])
 
     def _each(self, rows: Iterable[tuple[N, Row | None]]) -> dict[N, Held[T] | Damaged]:
@@ -137,7 +137,7 @@ class Rows(Generic[N, T]):
         return results | dict(zip(todo, map(Conflict, lost), strict=True))
 
     def change_one(self, name: N, rule: Rule[T], known: Held[T] | None = None, wake: WakeRow | None = None) -> Held[T]:
-        """The same for a single row; the error is raised."""
+        """Change a single row; the error is raised."""
         result = self.change({name: rule}, {name: known} if known else None, wake)[name]
         if isinstance(result, PxrsError):
             raise result
@@ -250,7 +250,7 @@ def is_bad_row(error: PxrsError) -> bool:
 
 
 def judge(key: str, row: T, outcome: Outcome) -> Held[T] | Unknown | None:
-    """What one swap came to: the row now held, Unknown, or None for "read and decide again"."""
+    """The outcome of one swap: the row now held, Unknown, or None for "read and decide again"."""
     if outcome.verdict is Verdict.DONE:
         return Held(row, outcome.version)
     return _no_answer(key, outcome) if outcome.verdict is Verdict.UNKNOWN else None

@@ -55,10 +55,10 @@ class RowKind(ABC, Generic[N, T]):
 
     @abstractmethod
     def absent(self, name: N) -> T:
-        """What counts as the row where none is stored; raises where one must be."""
+        """The row that counts as stored where none is; raises where one must be."""
 
     def ttl_ms(self, _row: T) -> int | None:
-        """How long the row lives without being written again; None: for ever."""
+        """The time that the row lives without being written again; None: forever."""
         return None
 
 

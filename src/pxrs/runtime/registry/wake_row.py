@@ -1,4 +1,4 @@
-"""How members wake each other: each writes a row of its own under one prefix, and all of them watch that prefix.
+"""Wake-up rows: each member writes a row of its own under one prefix, and all of them watch that prefix.
 
 Heartbeats and commits wake nobody; joins, leaves, plans, releases and seeks do. A member writes only its own wake
 row, so there are no conflicts. The wake-up is a hint: a member that wakes reads the rows, and a lost wake-up costs

@@ -1,4 +1,4 @@
-"""What happens in one member: counted, written to the log for people, and told to a user who listens.
+"""The events of one member: counted, written to the log for people, and passed to the user's listener.
 
 One line for each rebalance with its reason, and one for each thing that went wrong.
 """
@@ -50,10 +50,10 @@ _LEVELS = {
     **dict.fromkeys([*_NOTES, "settled"], logging.INFO),
     **dict.fromkeys(_DETAILS, logging.DEBUG),
 }
-"""How loud each kind of event is; a kind without a line is counted, and not written."""
+"""The log level of each kind of event; a kind without a line is counted, and not written."""
 
 AGAIN_SECONDS = 60.0
-"""How often a registry that does not answer is told of, after the first time."""
+"""The interval of the lines about a registry that does not answer, after the first one."""
 
 
 class EventLog:
@@ -61,7 +61,7 @@ class EventLog:
 
     def __init__(self, queue: str, group: str, clock: Clock, report: Report | None = None) -> None:
         self.counts: Counter[str] = Counter()
-        """How often each kind of event has come."""
+        """The number of events of each kind."""
         self._tell = report
         self._group = f"{queue}/{group}"
         self._clock = clock
@@ -80,7 +80,7 @@ class EventLog:
             self._tell(kind, facts)
 
     def _write_trouble(self, facts: Mapping[str, Any]) -> None:
-        """One more failure is said where it is new, or has lasted for one more minute."""
+        """Write a line for a failure that is new, or has lasted for one more minute."""
         now = self._clock.monotonic()
         self._tries += 1
         is_new = self._tries == 1
@@ -100,7 +100,7 @@ class EventLog:
 
 
 def rebalance_line(facts: Mapping[str, Any]) -> str:
-    """What one rebalance was about: why, what moved, who stands by, and how long each phase took."""
+    """The line of one rebalance: why, what moved, which members wait, and how long each phase took."""
     total, revoke = facts["total_s"], facts["revoke_s"]
     idle = f"; idle: {' '.join(facts['idle'])}" if facts["idle"] else ""
     return (

@@ -28,7 +28,7 @@ from pxrs.logs.formats.segment import (
 )
 
 _SMALL = 65_536
-"""Up to this many bytes are read, which costs less than to map their file anew."""
+"""Bytes up to which a file is read: that costs less than to map it anew."""
 
 
 def segment_path(directory: str, base: int) -> str:

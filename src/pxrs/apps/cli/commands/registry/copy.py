@@ -173,7 +173,7 @@ def _check_stopped(name: tuple[str, str], rows: list[Row], force: bool) -> None:
 
 
 def _changes(rows: list[Row], new: Store, force: bool, name: tuple[str, str]) -> list[Swap]:
-    """What must be written."""
+    """The rows that must be written."""
     wanted = {row.key: row.value for row in rows if not _is_passing(row)}
     present = {row.key: row for row in new.read(list(wanted)) if row is not None}
     changes = swaps_to(wanted, present)
