@@ -23,7 +23,7 @@ from pxrs.spark.write.writer import stream_writer
 from tests.spark.helpers import EACH, PARTITIONS, messages, open_orders
 from tests.spark.stream.helpers import Checkpoint, Query, Row, member_of
 from tests.spark.write.helpers import left_behind
-from tests.spark.write.kills import count_steps, forked, staged
+from tests.spark.write.kills import count_steps, forked, load_modules, staged
 
 SCHEMA = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 EVERYTHING = [(p, offset) for p in range(PARTITIONS) for offset in range(EACH)]
@@ -144,6 +144,7 @@ def next_life(place: Path) -> None:
 
 def campaign(directory: str) -> dict[str, int]:
     """A step is before a call or behind it; behind one is before the next, so every other step is enough."""
+    load_modules(directory, lambda: first_life(Path(directory, "first"), 0))
     kills = 0
     while not forked(first_life, Path(directory, f"q{kills}"), 2 * kills + 1):
         forked(next_life, Path(directory, f"q{kills}"))

@@ -127,15 +127,14 @@ def check(url: str, batches: int) -> None:
         assert waiting == [f"{batches - 1}.done"], waiting
 
 
-def tell_modules(directory: str) -> None:
-    """One life, which tells what it has loaded."""
-    last_driver(f"file:{directory}/first", 2, False, (0, 1))
-    Path(directory, "modules").write_text("\n".join(sys.modules), encoding="utf-8")
-
-
-def load_modules(directory: str) -> None:
+def load_modules(directory: str, life: Callable[[], None]) -> None:
     """Load here what each life would load anew: that takes most of its time. Nothing is used, so no thread starts."""
-    forked(tell_modules, directory)
+
+    def tell_modules() -> None:
+        life()
+        Path(directory, "modules").write_text("\n".join(sys.modules), encoding="utf-8")
+
+    forked(tell_modules)
     for name in Path(directory, "modules").read_text(encoding="utf-8").splitlines():
         with suppress(ImportError):
             import_module(name)
@@ -143,7 +142,7 @@ def load_modules(directory: str) -> None:
 
 def campaign(directory: str) -> dict[str, int]:
     """Kill at every step; then at some steps of a life and some of the one that repeats it."""
-    load_modules(directory)
+    load_modules(directory, lambda: last_driver(f"file:{directory}/first", 2, False, (0, 1)))
     kills = 0
     while not forked(driver, f"file:{directory}/q{kills}", 2, False, (0, 1), kills + 1):
         forked(last_driver, f"file:{directory}/q{kills}", 3, True, (1, 2))  # Spark repeats the batch, and goes on
