@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from pxrs.errors import PxrsError, Refused, Unexpected, Unknown
@@ -33,7 +34,6 @@ class Fencing:
     def __init__(self, sink: Sink | None) -> None:
         self._sink = sink
         self._recovered: set[Grant] = set()
-        self._clock = SystemClock()
 
     def carry_out(
         self, registry: Registry, files: SideFiles, planned: Planned, number: int, output: Callable[[Batch], Any]
@@ -69,10 +69,9 @@ class Fencing:
         note = self._stage(batch, output)
         if not batch.ranges:
             return
-        deadline = self._clock.monotonic() + PATIENCE_SECONDS
-        outcome = commit_batch(
-            Submitter(registry), self._sink, batch, note, lambda: self._clock.monotonic() < deadline, threading.Event()
-        )
+        now = SystemClock().monotonic
+        deadline, submit = now() + PATIENCE_SECONDS, partial(_submit, registry)
+        outcome = commit_batch(submit, self._sink, batch, note, lambda: now() < deadline, threading.Event())
         self._judge(batch, outcome, planned)
 
     def _stage(self, batch: Batch, output: Any) -> str | None:
@@ -111,16 +110,11 @@ def sheet_of(files: SideFiles, planned: Planned) -> Sheet:
     return sheet
 
 
-class Submitter:
-    """Commits in the thread that asks, with the epochs of the batch, never with epochs asked from the registry."""
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-
-    def __call__(self, request: CommitRequest) -> Future[Changed]:
-        answer: Future[Changed] = Future()
-        try:
-            answer.set_result(self._registry.store_progress(request))
-        except PxrsError as error:
-            answer.set_exception(error)
-        return answer
+def _submit(registry: Registry, request: CommitRequest) -> Future[Changed]:
+    """Commit in the thread that asks, with the epochs of the batch, never with epochs asked from the registry."""
+    answer: Future[Changed] = Future()
+    try:
+        answer.set_result(registry.store_progress(request))
+    except PxrsError as error:
+        answer.set_exception(error)
+    return answer

@@ -20,7 +20,6 @@ from pxrs.runtime.group.membership import Membership
 from pxrs.runtime.queue.queue import Queue, open_queue
 from pxrs.runtime.queue.settings_file import load_settings
 from pxrs.runtime.registry.registry import CommitRequest
-from pxrs.settings import Settings
 from pxrs.spark.read.options import StreamRequest
 
 LEAVE_MS = 500
@@ -79,10 +78,10 @@ class StreamMember:
         assert request.group is not None
         self.queue = queue
         self.group = queue.group(request.group)
-        self._settings = queue.settings
-        self.shares = StreamShares(self._settings, clock)
+        self.settings = queue.settings
+        self.shares = StreamShares(self.settings, clock)
         about = {"engine": "spark-stream", "jvm": str(os.getppid())}
-        self._membership: Membership = queue.join(request.group, self.shares, member, about, self._settings)
+        self._membership: Membership = queue.join(request.group, self.shares, member, about, self.settings)
         self.shares.wake = self._membership.wake
         self.submit = self._membership.submit
         self.report = self._membership.report
@@ -91,11 +90,7 @@ class StreamMember:
 
     @property
     def me(self) -> Owner:
-        return self._membership.member.me
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
+        return self._membership.owner
 
     def check(self) -> None:
         """Raise what has ended this member: then the query must end too."""
@@ -131,15 +126,13 @@ class StreamMember:
         return True
 
     def _is_settled(self) -> bool:
+        held = set(self.shares.partitions)
         try:
             group = self.group.registry.find_group()
             target = self.group.registry.target(group.target) if group is not None and group.target else None
         except Unavailable:
             return False
-        return target is not None and self.me.id in target.members and set(target.of(self.me.id)) <= self._held()
-
-    def _held(self) -> set[int]:
-        return set(self.shares.partitions)
+        return target is not None and self.me.id in target.members and set(target.of(self.me.id)) <= held
 
     def leave(self) -> None:
         """Give everything up at the positions that are known."""
