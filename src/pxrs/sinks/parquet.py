@@ -238,7 +238,7 @@ def _move(path: str, shown: str) -> None:
 
 
 # ---- columns without a type -----------------------------------------------------------------------------------------
-# A column whose values were all None has no type yet. Such a file is read like any other as long as it stands alone.
+# A column whose values were all None has no type yet. Such a file is read like any other as long as it is alone.
 # Beside one that has values in this column readers would fail: they take the types from one file for all. So the first
 # type that is known is given to the others, too: a file without it is written again, with the same rows.
 

@@ -8,8 +8,8 @@
 
 The plan is durable before the first byte of data, and the data goes before its plan does. So data without a plan
 belongs to nobody, and a plan whose epoch was overtaken can never be committed. A plan on its way is judged by the same
-rule as a plan: nobody removes that of a living owner. The checksum of the seal stands in the note. So whoever shows a
-batch knows that it is what was committed.
+rule as a plan: nobody removes that of a living owner. The checksum of the seal is in the note. So its reader
+knows that it is what was committed.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Staging:
                 if claims:
                     self._sweep(claims)
             except BaseException:
-                with self._asking:  # each of the others tries again, and hears of it by itself
+                with self._asking:  # each of the others tries again, and gets its own answer
                     self._claims |= claims - {mine}
                 raise
 
@@ -362,7 +362,7 @@ def _measured(path: str) -> tuple[int, str]:
 # ---- which directory a staging directory is -------------------------------------------------------------------------
 #     ROOT/plans/place.json   {"id": "3f9a…@host"}; "formerly" may list ids of places that are gone for good
 #
-# It stands among the plans, in the form of one that has no partitions: versions that know no ids leave it alone.
+# It is among the plans, in the form of one that has no partitions: versions that know no ids leave it alone.
 
 
 def ids_in(plans: str) -> tuple[str, ...]:

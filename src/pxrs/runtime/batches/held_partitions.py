@@ -230,7 +230,7 @@ class HeldPartitions:
     def is_wanted(self, part: Range) -> bool:
         """Whether this part of a batch is still ours, is the next one there, and nobody waits for its partition.
 
-        The next one: if what comes before it was refused, to go on behind it would skip that for ever. If what comes
+        The next one: if what comes before it was refused, to go on behind it would skip that forever. If what comes
         before it is committed and not shown, its commit would overwrite the note that says what is to be shown.
         """
         with self._lock:

@@ -159,7 +159,7 @@ class Subscription:
         self._workforce = workforce
         self._running = running
         running.add(self)
-        self._done = Latch()  # a signal handler sets it, in the thread that waits for it: an Event would not bear that
+        self._done = Latch()  # a signal handler sets it, in the thread that waits for it: an Event cannot do that
         self._error: PxrsError | None = None
 
     @property

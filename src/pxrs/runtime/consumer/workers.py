@@ -80,7 +80,7 @@ class Workers:
     def done(self, partition: int) -> int | None:
         """The offset up to which all is done, without output that waits for its sink; None if it is not begun here.
 
-        Whoever asks waits for the end: output that the policy would store later is stored soon.
+        The caller waits for the end: output that the policy would store later is stored soon.
         """
         worker = self.workers.get(partition)
         if isinstance(worker, SinkWorker) and worker.committable != worker.position:
@@ -100,7 +100,9 @@ class Workers:
 
     def extend(self, until: float) -> None:
         old, self.job.alive_until = self.job.alive_until, until
-        if self.job.clock.monotonic() >= old:  # judged after the new limit stands: who saw the old one is nudged
+        if (
+            self.job.clock.monotonic() >= old
+        ):  # compared after the new limit is set: a worker that saw the old one is woken
             for worker in self.workers.values():
                 worker.nudge()
 

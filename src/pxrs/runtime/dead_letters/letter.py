@@ -1,8 +1,8 @@
 """A dead letter: what is kept of a message that could not be processed, and how it is written into the box's log.
 
-Our facts are headers named ``pxrs.*``. The user's own headers stand beside them; one whose name begins with ``pxrs.``
+Our facts are headers named ``pxrs.*``. The user's own headers are beside them; one whose name begins with ``pxrs.``
 or ``~`` gets a ``~`` before it, so that the two are never mistaken for each other. A message that is too large to be
-kept with its cause is kept by reference: the letter says where it stands in the queue's log.
+kept with its cause is kept by reference: the letter says where it is in the queue's log.
 """
 
 from __future__ import annotations

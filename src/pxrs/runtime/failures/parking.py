@@ -90,7 +90,7 @@ class Parking:
     def _rest(self, seconds: float, until_change: bool) -> None:
         """Never shorter than a moment: new messages must not make the tries follow each other at once.
 
-        Who rang meanwhile is still to be heard: the thread may wait for the bell right after this.
+        A wake-up that came meanwhile is kept: the thread may wait for one right after this.
         """
         clock = self._clock.monotonic
         deadline, soonest, rang = clock() + seconds, clock() + min(seconds, FIRST_SECONDS), False

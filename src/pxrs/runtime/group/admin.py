@@ -194,7 +194,7 @@ class GroupHandle:
     def delete(self, force: bool = False) -> None:
         """Forget the group and its checkpoints. Refused while it has members.
 
-        ``force``: first put out members that are dead. That is told by watching them, and takes as long as their lease.
+        ``force``: first put out members that are dead. They are watched for that, as long as their lease lasts.
         """
         self.registry.group()
         members = [member.id for member in self._present_members()]
@@ -318,8 +318,8 @@ class Vitals:
     def look(self, patient: bool = True) -> list[Vital]:
         """Look at all members. One that seems dead is looked at again, a beat later; a healthy group costs no wait.
 
-        Nobody waits for a member that says it is leaving: its row goes, or a later look tells. Who is not ``patient``
-        waits for nothing. Those of whom it cannot be told yet count as alive.
+        Nobody waits for a member that says it is leaving: its row goes, or a later look shows it. Without ``patient``
+        nothing is waited for. Members whose state is not known yet count as alive.
         """
         self._see()
         undecided = self._undecided()

@@ -1,7 +1,7 @@
 """Stores a member's progress in the registry: by a policy, or as commits that are handed in with an answer.
 
-Positions that a ``Work`` reports are stored when they are due. Whoever publishes output by its commit hands the
-commit in instead (``submit``, from any thread) and waits for what became of it. Both are written by the member's one
+Positions that a ``Work`` reports are stored when they are due. An engine that publishes output by its commit hands the
+commit in instead (``submit``, from any thread) and waits for the outcome. Both are written by the member's one
 loop, so that all writes of this process to one row stay in order.
 """
 

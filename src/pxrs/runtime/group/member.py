@@ -169,7 +169,7 @@ class Member:
             self._drop(partition, lost=True)
         self.error, self.finished = error, True
         if isinstance(error, Fenced):
-            with suppress(PxrsError):  # a newer life stands there, or the store does not answer: the leader clears up
+            with suppress(PxrsError):  # the row has a newer life, or the store does not answer: the leader clears up
                 self._registry.clear_eviction(self.me)
         self._report("fenced", {"member": self.me.id, "error": str(error)})
 

@@ -1,6 +1,6 @@
 """Taking part in a group: one loop that talks to the registry, one watcher that wakes it, and the way out.
 
-It stands below every engine: the consumer with its threads, the pipeline with its batches. Loop and watcher know it
+It is below every engine: the consumer with its threads, the pipeline with its batches. Loop and watcher know it
 only weakly: a membership that is dropped without ``stop`` ends like a crashed one, instead of keeping partitions for
 ever that nobody works on.
 """
@@ -66,7 +66,7 @@ class Watcher:
         while tell:
             try:
                 mark = self._registry.wait(mark, self._seconds)  # the first one returns at once
-            except Closed:  # the queue was closed, or the process ends: there is nothing more to hear
+            except Closed:  # the queue was closed, or the process ends: there is nothing more to wait for
                 return
             except PxrsError:  # the loop reads the same store, and says what is wrong with it
                 pause.wait(1.0)
@@ -85,7 +85,7 @@ class Watcher:
 class Membership:
     """One incarnation of a member, from its start to its end. Made by ``queue.join(...)``.
 
-    ``halt`` ends the work as a crash would; ``ended`` is told when all is over.
+    ``halt`` ends the work as a crash would; ``ended`` is called when all is over.
     """
 
     is_over = False
@@ -291,7 +291,7 @@ def signals(leave: Callable[[], None]) -> Iterator[None]:
         if len(asked) == 1:  # a second signal may come in the middle of this, and what it does is not made for that
             leave()
         elif number == signal.SIGINT:
-            signal.default_int_handler(number, frame)  # whoever insists need not wait
+            signal.default_int_handler(number, frame)  # a user who insists need not wait
 
     with signals_caught(on_signal):
         yield

@@ -45,7 +45,7 @@ class Running(Protocol):
 class FinishLine:
     """The end of each partition when this was made, and the check whether the whole group has passed them.
 
-    Partitions that are paused do not count: nobody works on them, and a wait for them could last for ever.
+    Partitions that are paused do not count: nobody works on them, and a wait for them could last forever.
     """
 
     def __init__(self, group: GroupHandle, clock: Clock) -> None:
@@ -140,7 +140,7 @@ class FinishLine:
 def owes_output(row: Partition, me: str, here: int | None) -> bool:
     """Whether what this row's note names may be committed and not shown; ``here``: what is done by ``me``, if begun.
 
-    Whoever claims a partition shows what its note names, first of all. So one without an owner may owe it, and one
+    An owner shows what the note names, first of all. So a partition without an owner may owe it, and one
     that is in these hands owes it until all is done; for those of other members these see to it.
     """
     if not row.note or (row.paused and here is None):

@@ -1,8 +1,8 @@
 """The port of a fenced sink: output that is written aside first, and published by the commit of the checkpoints.
 
 The walk of one batch: ``stage`` (aside, durable) → commit of all checkpoints together with the note → ``publish``.
-Whoever dies before the commit has shown nothing. Whoever dies after it has left the note in the rows: the next owner
-of any of the batch's partitions finds it there and publishes, before it takes a single message.
+An owner that dies before the commit has shown nothing. One that dies after it has left the note in the rows: the next
+owner of any of the batch's partitions finds it there and publishes, before it takes a single message.
 """
 
 from __future__ import annotations

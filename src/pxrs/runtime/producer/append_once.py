@@ -23,10 +23,10 @@ def part_stamp(producer: str, sequence: int, part: int, content: str = "") -> St
 class AppendOnce:
     """Carries one write out: its batches in their order, under their stamps. Others may do the same at any time.
 
-    All of them append in the same order, so in a partition each batch stands behind the one before it: ``since``
+    All of them append in the same order, so in a partition each batch is behind the one before it: ``since``
     there. With that the log compares and appends in one step. If it has forgotten stamps since then, it appends
     nothing (Conflict), and the rows themselves are looked for, by the id of the first one. So it does not matter how
-    long somebody sleeps, and where.
+    long a process sleeps, and where.
 
     Threads may append at the same time, each to partitions of its own.
     """

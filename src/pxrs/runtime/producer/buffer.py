@@ -230,7 +230,7 @@ class Buffer:
         """Take no more messages, and wait until all are durable, or have failed; ``failure`` says which."""
         self.stop()
         join(self._thread)
-        self._ended = True  # and who has called this hears of what is lost
+        self._ended = True  # and the caller of this gets an error for what is lost
 
     def end_with_process(self, stopped_at: float) -> str:
         """Wait after ``stop``, but not for longer than ``send_timeout_ms``; returns a text about messages that are lost
@@ -346,7 +346,7 @@ class Buffer:
         self.failure = Closed(f"this producer belongs to the parent process {os.getppid()}: open one in the child")
         held, self.open = self.open, None
         for parcel in [*self._under_way, *self._ready, *([held] if held else [])]:
-            parcel.finished = Latch()  # the old one's lock may be held for ever
+            parcel.finished = Latch()  # the old one's lock may be held forever
             parcel.fail(self.failure)
         self._under_way = []
         self._ready.clear()

@@ -72,7 +72,7 @@ class Producer:
     producer: its waiting messages fail, and later sends are refused with the cause.
 
     What is still in the buffer when the program ends is stored then, within ``send_timeout_ms``; messages that cannot
-    be stored are told with their number in one line on stderr. Close a producer to hear of them as an error.
+    be stored are named with their number in one line on stderr. Close a producer to get an error for them.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class NamedProducer:
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         shipment = packer.pack([parcel])
         stamp = part_stamp(self.name, sequence, part, content)
-        # Rows that were sent under this number before may stand in any partition. The first part tells.
+        # Rows that were sent under this number before may be in any partition. The first part shows which.
         looked_at = shipment.batches if part else range(self._log.identity.partitions)
         stamps = dict.fromkeys(looked_at, stamp)
         try:

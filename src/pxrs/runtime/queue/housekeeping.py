@@ -105,7 +105,7 @@ class Housekeeper:
                 return
             self._next_at = self._clock.monotonic() + self._pause
             self._loop = Loop(f"pxrs-{self._log.identity.name}-keep", self._step)
-            # Whoever drops the queue need not wait for the next round until its thread is gone.
+            # A queue that is dropped need not wait for the next round until its thread is gone.
             self._forget = weakref.finalize(self, self._loop.wake)
             self._forget.atexit = False
             self._loop.thread.start()

@@ -1,7 +1,7 @@
 """Checks whether a log and a registry belong together: both have the same random id, written with the first group.
 
 Under another registry a group would begin anew, and housekeeping would delete what the real groups have still to read.
-So whoever consumes is refused there, and nothing is deleted. The id is one row for each queue, so that it goes where
+So consumers are refused there, and nothing is deleted. The id is one row for each queue, so that it goes where
 the queue's groups go: into a dump, and to another store.
 """
 

@@ -84,7 +84,7 @@ def open_queue(
         store = None if places.is_beside else undo.enter_context(closing(open_store(places.registry, settings)))
         opened: Log = find_driver("pxrs.logs", places.log).open(places.log, options, settings, create)
         undo.callback(opened.close)
-        if store is None:  # it stands in the log's directory, which is there now
+        if store is None:  # it is in the log's directory, which exists now
             store = undo.enter_context(closing(open_store(places.registry, settings)))
         _make_known(opened.identity.hash)
         partitioner = Partitioner(
@@ -187,7 +187,7 @@ class Queue:
         is written aside and published by the commit, each message's output exactly once.
 
         ``assigned(partition, checkpoint, epoch)`` and ``revoked(partition, position, epoch)`` are called in the
-        partition's own thread, before its first and after its last message. ``report(kind, facts)`` hears of
+        partition's own thread, before its first and after its last message. ``report(kind, facts)`` is called with
         everything that this member does.
         """
         self._check_open()
@@ -326,7 +326,7 @@ class Queue:
     def housekeep(self) -> Round:
         """Seal what is full and delete what is kept no longer, as the settings say, now instead of from time to time.
 
-        Whoever sends or consumes does this by itself, every ``housekeeping_ms``.
+        A process that sends or consumes does this by itself, every ``housekeeping_ms``.
         """
         self._check_open()
         return self._housekeeper.round()

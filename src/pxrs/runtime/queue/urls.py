@@ -20,7 +20,7 @@ _BESIDE = "registry.db beside the log"
 
 
 class QueueUrls(NamedTuple):
-    """The URLs of log and registry. ``where`` is how the registry is named to people, ``is_beside`` whether it stands
+    """The URLs of log and registry. ``where`` is how the registry is named to people, ``is_beside`` whether it is
     in the directory of the log, which may have to be made first."""
 
     log: str

@@ -1,6 +1,6 @@
 """Rules applied to stored rows: read, decide, swap, and decide again when somebody was faster.
 
-This is the only place that repeats a swap. What comes back for each row is the row as it now stands, or the
+This is the only place that repeats a swap. It returns for each row the row as it now is, or the
 error that says what to do: Fenced (stop), Conflict (give up for now), Unknown (read before acting).
 
 Every commit of every partition comes through here: what is done once per row is kept short.

@@ -28,7 +28,7 @@ _MEMBER = ("queue", "group", "member")
 _QUEUE = ("queue",)
 _GROUP = ("queue", "group")
 _PARTITION = (*_GROUP, "partition")
-# A partition's series must go on when it changes hands, so they bear no member; one series says who owns it.
+# A partition's series must go on when it moves, so they have no label for the member; one series names the owner.
 _OWNER = (*_PARTITION, "member")
 
 LAG_MESSAGES = Metric("pxrs_lag_messages", "gauge", "messages behind the end of the log", _PARTITION)
@@ -65,8 +65,8 @@ TRIMMED_MESSAGES = Metric(
     "pxrs_trimmed_messages_total", "counter", "messages that retention deleted in this process", _QUEUE
 )
 
-# Of whole groups, told from the registry's rows and the log by `pxrs metrics`, whoever owns what. The dead letters
-# also stand on the page of the consumer that leads the group.
+# Metrics of whole groups, read from the registry's rows and the log by `pxrs metrics`. The dead letters
+# are also on the page of the consumer that leads the group.
 GROUP_DEAD_LETTERS = Metric(
     "pxrs_group_dead_letters", "gauge", "dead letters that were not sent again: they wait for somebody", _GROUP
 )

@@ -5,7 +5,7 @@
     <table>_pxrs_meta(name, value)                            the version of this layout, and an id of this place
 
 What is staged under an epoch that was overtaken can never be committed. The guard keeps a late owner from staging at
-all. Every call here is one transaction or a part of one, and bears to be repeated.
+all. Every call here is one transaction or a part of one, and can be repeated.
 """
 
 from __future__ import annotations

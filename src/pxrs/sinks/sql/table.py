@@ -239,7 +239,7 @@ def insert_rows(connection: Connection, table: Table, chunks: Iterable[pa.Table]
     """Add rows whose columns have been fitted to the table's, in the transaction that is open."""
     if connection.dialect.name == "postgresql":
         _copy(connection, table, chunks)
-        # Rules that wait for the COMMIT (DEFERRABLE) are checked now, while it can be told who broke them.
+        # Rules that wait for the COMMIT (DEFERRABLE) are checked now, while it is known who broke them.
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
     else:
         for chunk in chunks:

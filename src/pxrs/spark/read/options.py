@@ -24,8 +24,8 @@ A timestamp goes before timestamps by partition, and these before offsets. A str
 | ``pxrs.registry`` | where the group is kept | PXRS_REGISTRY, else beside a file log |
 | ``pxrs.member.id`` | this member's name | a random one, kept in Spark's checkpoint |
 | ``pxrs.max.batch.ms`` | a JVM that is silent for this long loses its partitions | 300000 |
-| ``maxOffsetsPerTrigger`` | at most so many messages in a batch | all there are |
-| ``minOffsetsPerTrigger``, ``maxTriggerDelay`` | wait for so many messages, but not longer | no wait, 15m |
+| ``maxOffsetsPerTrigger`` | at most this many messages in a batch | all there are |
+| ``minOffsetsPerTrigger``, ``maxTriggerDelay`` | wait for this many messages, but not longer | no wait, 15m |
 | ``pxrs.`` and a setting | as in pxrs.lease.ms: each of pxrs.Settings, with dots | |
 """
 

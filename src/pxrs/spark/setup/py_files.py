@@ -25,7 +25,7 @@ def py_files(path: str | os.PathLike[str] = "pxrs.zip") -> str:
         raise Refused(f"{target} is a directory: name the zip to write, as in {target / 'pxrs.zip'}")
     if not target.parent.is_dir():
         raise NotFound(f"{target.parent}: no such directory, to hold {target.name}")
-    aside = target.with_name(f".{target.name}.{os.getpid()}")  # whoever reads sees the old or the new
+    aside = target.with_name(f".{target.name}.{os.getpid()}")  # a reader sees the old or the new
     try:
         with ZipFile(aside, "w", ZIP_DEFLATED) as archive:
             for name, file in sorted(_files()):

@@ -1,7 +1,7 @@
 """A streaming query as a member of a group: it plans what it owns, and gives partitions up between two batches.
 
-What Spark's questions mean. ``latestOffset`` comes when the batch before it is over, and stands in Spark's commit log.
-``partitions`` comes for a batch that stands in the offset log; if this process has not planned it, it is the replay of
+The meaning of Spark's questions: ``latestOffset`` comes when the batch before it is over, and is in Spark's commit log.
+``partitions`` comes for a batch that is in the offset log; if this process has not planned it, it is the replay of
 a batch that an earlier life of the query has begun.
 """
 

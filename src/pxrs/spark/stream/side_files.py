@@ -1,7 +1,7 @@
 """Side files: the processes of one Spark application share facts of a running batch, on the driver's machine only.
 
 The source process writes a *sheet* when Spark asks it for the partitions of a batch: which ranges are read, and under
-which epochs; after a restart these are others than those in Spark's offset log. Whoever commits at the sink, in the
+which epochs; after a restart these are others than those in Spark's offset log. The committer at the sink, in the
 driver or in a writer's process, reads it there, and leaves a *mark*: that it commits, and what it has committed.
 
 When it joins, the source also says where its log and its registry are: a writer knows nothing but where to write to.

@@ -1,6 +1,6 @@
 """Appends staged files to the log: mapped, given ids and a time, in shipments with a stamp each.
 
-How files are cut into shipments depends on nothing but the files. So whoever carries a decision out appends the same
+How files are cut into shipments depends on nothing but the files. So every process appends the same
 batches under the same stamps.
 """
 

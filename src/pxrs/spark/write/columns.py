@@ -209,6 +209,6 @@ def _through_arrow(partitioner: Partitioner) -> Callable[[Column], Column]:
         found = partitioner.partitions_of(keys)
         return pa.array(found, pa.int32(), mask=found == NULL_KEY)
 
-    # Spark finds by the type hints which kind of function this is, and warns if it is told.
+    # Spark finds by the type hints which kind of function this is, and warns if it is named.
     found: Callable[[Column], Column] = arrow_udf(partition, IntegerType())  # type: ignore[call-overload]  # see above
     return found

@@ -2,7 +2,7 @@
 
 Killed at any step, a commit is repeated by Spark with the same number, perhaps with rows in another order and in other
 files. Before the decision nothing was appended, and the new files are taken. After it the old files are: their rows
-are the same ones, and some of them may stand in the queue already. Once it is done, the new files are dropped.
+are the same ones, and some of them may be in the queue already. Once it is done, the new files are dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The paths where rows wait between the tasks that wrote them and the commit that appends them.
 
-    ROOT/PRODUCER/NUMBER/       files of tasks; those of attempts that failed or came second stand there too
-    ROOT/PRODUCER/NUMBER.json   decided: these files are the write of this number, for ever
+    ROOT/PRODUCER/NUMBER/       files of tasks; those of attempts that failed or came second are there too
+    ROOT/PRODUCER/NUMBER.json   decided: these files are the write of this number, forever
     ROOT/PRODUCER/NUMBER.done   all of it is stored
 
 A producer is a streaming query (the number is Spark's batch), a named write, or one write without a name.

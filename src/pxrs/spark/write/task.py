@@ -2,7 +2,7 @@
 
 A file is an Arrow stream; each batch in it belongs to one partition, which its metadata names. It holds the columns
 that were given, nothing else: ids, offsets and the time of messages that have none come with the commit. Rows of one
-partition stand in the order in which they came.
+partition are in the order in which they came.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ queue is made or a task runs.
 | option | values | default |
 |---|---|---|
 | ``path`` or ``pxrs.log`` | the log's URL, as in file:./orders | needed |
-| ``partitions`` | create the queue with so many, if it does not exist | it must exist |
+| ``partitions`` | create the queue with this many, if it does not exist | it must exist |
 | ``hash``, ``reduce`` | of a new queue, as ``pxrs.open`` has them | xxh64-spark, pmod |
 | ``topic`` | the queue's name: only a check | |
 | ``pxrs.staging`` | where rows wait for the commit: a directory that driver and executors share | a file log's own |
