@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 SECONDS ?= 600
+WORKERS ?= 4# two for each core: half of the time tests wait for processes, leases and time-outs
 .DEFAULT_GOAL := help
 .PHONY: help install servers demo test test-fast soak check format bench clean
 
@@ -28,10 +29,10 @@ servers: install ## the servers for tests that no Python package carries
 
 test: servers ## all tests, as CI runs them; the slowest 40 are named at the end
 	$(BIN)/python -m pytest -q -n 2 tests/rules --cov --cov-report=term
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --ignore=tests/rules --durations=40
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --ignore=tests/rules --durations=40
 
 test-fast: servers ## the tests for daily use, under 3 minutes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 
 soak: install ## the long forms: simulated histories, race rounds, fault campaigns (SECONDS=600)
 	$(BIN)/python -m tests.tools.soak --seconds $(SECONDS)

@@ -414,4 +414,4 @@ def test_adr_0008_partition_threads_know_no_registry() -> None:
     assert not {
         name for name in imported if name.startswith(("pxrs.runtime.registry.registry", "pxrs.stores", "pxrs.io.sql"))
     }
-    assert "pxrs.logs.base" in imported
+    assert "pxrs.errors" in imported, "imports are found"
