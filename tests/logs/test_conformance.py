@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,51 +11,11 @@ import pytest
 from pxrs.drivers import find_driver
 from pxrs.errors import NotFound, Refused
 from pxrs.logs import memory
-from pxrs.logs.base import FewRows, Log, OpenOptions, Stamp
+from pxrs.logs.base import FewRows, OpenOptions, Stamp
 from pxrs.logs.file.log import FileLog
 from pxrs.settings import Settings
-from pxrs.testing.log_conformance import LogSuite
 from pxrs.testing.logs.hooks import SMALL
-from tests.logs.helpers import entries
-
-
-def open_by_url(url: str, create: bool, settings: Settings | None, wish: dict[str, Any]) -> Log:
-    log: Log = find_driver("pxrs.logs", url).open(url, OpenOptions(**wish), settings or Settings(), create)
-    return log
-
-
-class TestFileLog(LogSuite):
-    def make_log(
-        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
-    ) -> Log:
-        return open_by_url(f"file:{place}/{name}", create, settings, wish)
-
-
-class TestFileLogWithTinySegments(TestFileLog):
-    """A new segment for every batch: the same promises across segments."""
-
-    def make_log(
-        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
-    ) -> Log:
-        tiny = (settings or Settings()).with_(segment_bytes=1, durability="flush")
-        return super().make_log(place, name, create, tiny, **wish)
-
-
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
-class TestCompressedFileLog(TestFileLog):
-    """Segments whose batches are compressed: the same promises."""
-
-    compression = "none"
-
-    @pytest.fixture(autouse=True)
-    def chosen(self, compression: str) -> None:
-        self.compression = compression
-
-    def make_log(
-        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
-    ) -> Log:
-        compressed = (settings or SMALL).with_(compression=self.compression)
-        return super().make_log(place, name, create, compressed, **wish)
+from tests.logs.helpers import KindSuite, LogKind, entries
 
 
 class SealsAtOnce(FileLog):
@@ -76,25 +35,46 @@ class SealsAtOnce(FileLog):
         return given
 
 
-class TestSealedFileLog(LogSuite):
+def in_place(place: Path, name: str) -> str:
+    return f"file:{place}/{name}"
+
+
+ONE_EACH = {"segment_bytes": 1, "durability": "flush"}
+"""A new segment for every batch."""
+
+
+class TestFileLog(KindSuite):
+    kind = LogKind(in_place)
+
+
+class TestFileLogWithTinySegments(KindSuite):
+    """The same promises across segments."""
+
+    kind = LogKind(in_place, ONE_EACH)
+
+
+class TestFileLogWithLz4(KindSuite):
+    """Segments whose batches are compressed: the same promises."""
+
+    kind = LogKind(in_place, {"compression": "lz4"}, SMALL)
+
+
+class TestFileLogWithZstd(KindSuite):
+    kind = LogKind(in_place, {"compression": "zstd"}, SMALL)
+
+
+class TestSealedFileLog(KindSuite):
     """All but the last two batches stand in Parquet: the same promises. What was trimmed stays for a while."""
 
-    def make_log(
-        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
-    ) -> Log:
-        lasting = (settings or SMALL).with_(segment_bytes=1, durability="flush", delete_delay_ms=60_000)
-        return SealsAtOnce.open(f"file:{place}/{name}", OpenOptions(**wish), lasting, create)
+    kind = LogKind(in_place, {**ONE_EACH, "delete_delay_ms": 60_000}, SMALL, SealsAtOnce)
 
 
-class TestMemoryLog(LogSuite):
+class TestMemoryLog(KindSuite):
+    kind = LogKind(lambda _, name: f"memory:{name}")
+
     @pytest.fixture(autouse=True)
     def alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory, "_named", {})  # each test its own process, as it were
-
-    def make_log(
-        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
-    ) -> Log:
-        return open_by_url(f"memory:{name}", create, settings, wish)
 
 
 def test_a_memory_log_without_a_name_is_new_each_time() -> None:

@@ -13,14 +13,11 @@ from typing import Any
 import nats as natspy
 from nats.aio.client import Client
 
-from pxrs.drivers import find_driver
-from pxrs.logs.base import Log, OpenOptions
+from pxrs.logs.base import Log
 from pxrs.settings import Settings
+from tests.logs.helpers import open_url
 
-
-def open_nats(url: str, create: bool = True, settings: Settings | None = None, **wish: Any) -> Log:
-    log: Log = find_driver("pxrs.logs", url).open(url, OpenOptions(**wish), settings or Settings(), create)
-    return log
+open_nats = open_url
 
 
 @contextmanager

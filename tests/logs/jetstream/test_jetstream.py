@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import xxhash
 
-from pxrs.logs.base import Log
-from pxrs.settings import Settings
-from pxrs.testing.log_conformance import LogSuite
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
-from tests.logs.jetstream.helpers import delete_streams, open_nats
+from tests.logs.helpers import KindSuite, LogKind
+from tests.logs.jetstream.helpers import delete_streams
 
 pytestmark = pytest.mark.processes
 
@@ -24,18 +22,12 @@ def url_apart(server: NatsServer | NatsCluster, place: Path, name: str) -> str:
     return server.url(f"{apart}-{name}" if name[:1].isalnum() else name)
 
 
-class TestJetStreamLog(LogSuite):
+class TestJetStreamLog(KindSuite):
     large_value = 1_000_000  # the server takes messages of up to 1 MiB unless it is told otherwise
-    _server: NatsServer | NatsCluster
 
     @pytest.fixture(autouse=True)
     def server(self, nats_server: NatsServer) -> None:
-        self._server = nats_server
-
-    def make_log(
-        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
-    ) -> Log:
-        return open_nats(url_apart(self._server, place, name), create, settings, **wish)
+        self.kind = LogKind(partial(url_apart, nats_server))
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +44,6 @@ class TestReplicatedJetStreamLog(TestJetStreamLog):
     @pytest.fixture(autouse=True)
     def server(self, cluster: NatsCluster) -> Iterator[None]:
         """Streams go with their test: each is a group of replicas that vote and beat as long as it is there."""
-        self._server = cluster
+        self.kind = LogKind(partial(url_apart, cluster))
         yield
         delete_streams(cluster.nodes[0].address)
