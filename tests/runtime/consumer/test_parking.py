@@ -181,7 +181,9 @@ def test_who_rings_while_a_partition_waits_is_heard_after_the_wait() -> None:
 
 # ---- a log that does not answer -------------------------------------------------------------------------------------
 
-BLIND = PATIENT.with_(lease_ms=1_500, progress_limit_ms=1_600, poll_ms=400, drain_ms=2_000, revoke_timeout_ms=3_000)
+BLIND = PATIENT.with_(
+    lease_ms=4_000, beat_ms=200, progress_limit_ms=4_000, poll_ms=400, drain_ms=2_000, revoke_timeout_ms=3_000
+)  # fmt: skip
 
 
 class Cut:
