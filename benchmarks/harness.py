@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
+T = TypeVar("T")
 HERE = Path(__file__).parent
 _NOT_BENCHMARKS = {"__init__", "__main__", "harness", "report"}
 
@@ -66,6 +68,19 @@ def _once(work: Callable[[], object]) -> float:
 def rate(work: Callable[[], object], count: int, rounds: int = 3) -> float:
     """How many things a second, where ``work`` does ``count`` of them."""
     return count / seconds(work, rounds)
+
+
+def without(module: ModuleType, switch: str, work: Callable[[], T]) -> Callable[[], T]:
+    """The same work with one short way turned off: what is left is the general way beside it."""
+
+    def slower() -> T:
+        setattr(module, switch, False)
+        try:
+            return work()
+        finally:
+            setattr(module, switch, True)
+
+    return slower
 
 
 def require_equal(what: str, ours: object, theirs: object) -> None:

@@ -13,7 +13,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 import pxrs
-from benchmarks.harness import HERE, PeerFailed, Result
+from benchmarks.harness import HERE, PeerFailed, Result, without
 from benchmarks.parts import peers_valkey
 from benchmarks.parts.peers_servers import stopped
 from pxrs.logs.formats import few_rows
@@ -44,7 +44,7 @@ def run(quick: bool) -> Result:
             _their_way(place / "valkey") as theirs,
         ):
             ways = {
-                "flush": flushed, "flush, encoded by Arrow": _by_arrow(flushed), "fsync": synced,
+                "flush": flushed, "flush, encoded by Arrow": without(few_rows, "is_on", flushed), "fsync": synced,
                 "XREADGROUP BLOCK": theirs,
             }  # fmt: skip
             seen: dict[str, list[Trips]] = {way: [] for way in ways}
@@ -84,19 +84,6 @@ def _our_way(directory: Path, durability: str) -> Iterator[Callable[[], float]]:
     ):
         yield lambda: _trip(lambda value: producer.send("k", value), heard)
         producer.send("k", b"").result()
-
-
-def _by_arrow(trip: Callable[[], float]) -> Callable[[], float]:
-    """The same without the short way for few messages."""
-
-    def slower() -> float:
-        few_rows.is_on = False
-        try:
-            return trip()
-        finally:
-            few_rows.is_on = True
-
-    return slower
 
 
 @contextmanager

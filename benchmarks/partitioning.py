@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from benchmarks.harness import Result, rate, require_equal
+from benchmarks.harness import Result, rate, require_equal, without
+from pxrs.rules.routing import short_keys
 from pxrs.rules.routing.partitioner import Partitioner
 
 SUMMARY = "keys routed per second, one core: partitions_of against plain Python loops"
@@ -52,6 +53,8 @@ def _ours(keys: list[bytes]) -> dict[str, float]:
         routing = Partitioner(COUNT, name, reduce)
         for form in wanted:
             found[f"{name}/{reduce}, {form}"] = rate(lambda: routing.partitions_of(forms[form]), len(keys))  # noqa: B023 - called before the loop goes on
+    plain = without(short_keys, "is_on", lambda: Partitioner(COUNT).partitions_of(forms["Arrow string"]))
+    found["xxh64-spark/pmod, Arrow string, one key after the other"] = rate(plain, len(keys))
     return found
 
 

@@ -54,6 +54,18 @@ def test_rows_are_written_as_ever_and_read_back_equal() -> None:
     assert rows.decode_group("billing", rows.encode_group(born)) == born
 
 
+def test_the_short_way_of_a_partitions_row_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [
+        PARTITION,
+        Partition(0),
+        PARTITION._replace(checkpoint=None, note='"\\\n\u20ac'),
+        PARTITION._replace(paused=True),
+    ]
+    spliced = list(map(rows.encode_partition, some))
+    monkeypatch.setattr(rows, "is_spliced", False)
+    assert list(map(rows.encode_partition, some)) == spliced
+
+
 @pytest.mark.parametrize("kind", GOLDEN)
 def test_b68_a_row_of_a_later_version_is_refused_and_an_extra_field_is_not(kind: str) -> None:
     fields = json.loads(GOLDEN[kind])

@@ -66,8 +66,24 @@ def _owner(name: str, pair: Any) -> Owner | None:
     return Owner(text(name, member), text(name, life))
 
 
+is_spliced = True
+"""The switch of the short way of a partition's row (ADR 0043). The registry benchmark turns it off."""
+
+
 def encode_partition(row: Partition) -> bytes:
     _, owner, epoch, checkpoint, cause, paused, note, history = row
+    if not is_spliced:
+        return _dump(
+            {
+                "owner": owner,
+                "epoch": epoch,
+                "checkpoint": checkpoint,
+                "cause": cause.value,
+                "paused": paused,
+                "note": note,
+                "history": history,
+            }
+        )
     before, between, after = _around_progress(owner, epoch, cause, paused, history)
     return f"{before}{'null' if checkpoint is None else checkpoint}{between}{_quoted(note)}{after}".encode()
 

@@ -23,6 +23,9 @@ LONGEST = 31
 ENOUGH = 512
 """The average number of keys of each length that pays for the call into numpy."""
 
+is_on = True
+"""The switch of this short way (ADR 0043). The partitioning benchmark turns it off to show its worth."""
+
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (
@@ -39,7 +42,7 @@ class Packed(NamedTuple):
 
 def short_hashes(keys: Any, hashing: ShortHash) -> tuple[NDArray[np.int64], NDArray[np.intp]] | None:
     """The hashes of a chunk of keys and the places of the nulls, or None where this is not the way."""
-    packed = _pack(keys) if len(keys) >= ENOUGH and _is_short(keys[0]) else None
+    packed = _pack(keys) if is_on and len(keys) >= ENOUGH and _is_short(keys[0]) else None
     if packed is None:
         return None
     lengths = np.diff(packed.offsets)

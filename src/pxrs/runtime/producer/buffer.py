@@ -40,6 +40,8 @@ SMALL = 1_024
 """A message up to this size need not be counted at once..."""
 UNCOUNTED = 1_023
 """...but after this many of them."""
+takes_small = True
+"""The switch of ``Buffer.put_small`` (ADR 0043). The log benchmark turns it off to show its worth."""
 SHIPMENT_BYTES = 16_777_216
 """If the log is slower than the senders, parcels up to this size share one append and one sync."""
 
@@ -93,7 +95,8 @@ class Buffer:
         """
         kind = key.__class__
         if (
-            value.__class__ is not bytes
+            not takes_small
+            or value.__class__ is not bytes
             or len(value) > SMALL
             or not (key is None or ((kind is bytes or (kind is str and key.isascii())) and len(key) <= SMALL))
         ):
