@@ -35,6 +35,14 @@ def store_on(server: ValkeyServer, place: str = "", options: str = "timeout_ms=2
         store.close()
 
 
+def is_listening(store: RedisStore) -> bool:
+    return store._listener.is_subscribed
+
+
+def has_waiters(store: RedisStore) -> bool:
+    return bool(store._listener._change._waiters)  # type: ignore[attr-defined]  # of the standard library
+
+
 @contextmanager
 def losing_from_the_next_swap(store: RedisStore, proxy: Proxy, direction: Direction) -> Iterator[None]:
     """Reads work until a swap is sent; from then on one direction is lost until the block ends."""

@@ -10,13 +10,12 @@ import pytest
 from pxrs.errors import Refused, Unavailable
 from pxrs.io.clock import SystemClock
 from pxrs.stores.base import ABSENT, CONFLICT, Swap, Verdict
-from pxrs.stores.redis.listener import Listener
 from pxrs.stores.redis.store import RedisStore
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
-from tests.stores.redis.helpers import LONG, SOON, new_place, opened, store_on
+from tests.stores.redis.helpers import LONG, SOON, has_waiters, is_listening, new_place, opened, store_on
 
 pytestmark = pytest.mark.processes
 
@@ -28,14 +27,10 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
         yield server
 
 
-def is_listening(store: RedisStore) -> bool:
-    return store._listener._since is not None
-
-
 def waiting(store: RedisStore, prefix: str) -> Background:
     """A wait in another thread that has its subscription, and sleeps."""
     call = Background(store.wait, prefix, store.wait(prefix, 0, 0), LONG)
-    wait_until(lambda: is_listening(store) and bool(store._listener._waiters), "the waiter sleeps", SOON)
+    wait_until(lambda: is_listening(store) and has_waiters(store), "the waiter sleeps", SOON)
     return call
 
 
@@ -53,7 +48,7 @@ def test_b57_waiters_hear_again_after_the_subscription_alone_was_cut(server: Val
             put(second, f"w/{number}", b"x")
             mark = call.result(SOON, "a change after the cut is heard")
             call = Background(store.wait, "w/", mark, LONG)
-            wait_until(lambda: bool(store._listener._waiters), "the waiter sleeps", SOON)
+            wait_until(lambda: has_waiters(store), "the waiter sleeps", SOON)
         put(second, "w/last", b"x")
         call.result(SOON, "a change long after the cut is heard")
 
@@ -82,11 +77,11 @@ def test_commits_elsewhere_do_not_end_a_wait_and_cost_no_question(server: Valkey
     place = new_place()
     with store_on(server, place) as store, store_on(server, place) as second:
         call = waiting(store, "bells/")
+        witness = waiting(store, "partitions/199")
         evals = server.ask("INFO", "commandstats")
         for number in range(200):
             put(second, f"partitions/{number}", b"x")
-        listener = store._listener
-        wait_until(lambda: len(listener._calls) >= 200, "all of them were heard", SOON)
+        assert witness.result(SOON, "all of them were heard") > 0
         assert call.running()
         now = server.ask("INFO", "commandstats")
         asked = now["cmdstat_evalsha"]["calls"] - evals["cmdstat_evalsha"]["calls"]
@@ -95,25 +90,18 @@ def test_commits_elsewhere_do_not_end_a_wait_and_cost_no_question(server: Valkey
         call.result(SOON, "a swap of partitions and a bell")
 
 
-def test_a_mark_older_than_what_was_heard_is_judged_by_the_server(
-    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pxrs.stores.redis.listener.REMEMBERED_CALLS", 10)
+def test_an_old_mark_is_not_outdated_by_noise_and_a_change_long_ago_is_found(server: ValkeyServer) -> None:
     place = new_place()
     with store_on(server, place) as store, store_on(server, place) as second:
         version = put(second, "quiet/1", b"x")
-        put(second, "quiet/2", b"x")
-        mark = waiting_once(store, second)
+        mark = store.wait("quiet/", 0, 0)
         for number in range(30):
             put(second, f"noise/{number}", b"x")
-        wait_until(lambda: len(store._listener._calls) == 10, "older calls are forgotten", SOON)
-        call = Background(store.wait, "quiet/", mark, 0.3)
-        later = call.result(SOON, "a quiet wait with an old mark")
-        assert later > mark
+        assert Background(store.wait, "quiet/", mark, 0.3).result(SOON, "a quiet wait with an old mark") == mark
         swap(second, "quiet/1", version, None)
         for number in range(30):
             put(second, f"more/{number}", b"x")
-        assert Background(store.wait, "quiet/", later, LONG).result(SOON, "an old deletion is found") > later
+        assert Background(store.wait, "quiet/", mark, LONG).result(SOON, "an old deletion is found") > mark
 
 
 def test_a_wait_on_a_server_that_was_emptied_does_not_spin(server: ValkeyServer) -> None:
@@ -158,19 +146,17 @@ def test_a_subscription_that_went_silent_is_made_again(
     valkey_server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The network swallows everything, and no connection breaks."""
-    monkeypatch.setattr("pxrs.stores.redis.listener.SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr("pxrs.stores.redis.client.SILENCE_SECONDS", 0.1)
     place = new_place()
     with Proxy("127.0.0.1", valkey_server.port) as proxy, store_on(valkey_server, place) as second:
         store = opened(f"redis://{proxy.address}/0?prefix={place}&timeout_ms=3000")
         call = waiting(store, "w/")
-        listener: Listener = store._listener
-        before = listener._subscriptions
+        before = store._listener._marks[b"w/"]
         proxy._lost.add("replies")
         wait_until(lambda: not is_listening(store), "the silence is noticed", SOON)
         put(second, "w/unheard", b"x")
         proxy._lost.discard("replies")
-        call.result(SOON, "the wait ends with the new subscription")
-        assert listener._subscriptions == before + 1
+        assert call.result(SOON, "the wait ends with the new subscription") == before + 1
         store.close()
 
 

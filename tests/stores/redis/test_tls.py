@@ -22,7 +22,7 @@ from pxrs.stores.base import ABSENT
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import Background, put, value_of
-from tests.stores.redis.helpers import LONG, SOON, new_place, opened
+from tests.stores.redis.helpers import LONG, SOON, has_waiters, new_place, opened
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_rows_and_waits_go_through_tls(secret_port: int, papers: Path) -> None:
     store = opened(f"redis://127.0.0.1:{secret_port}/0?prefix={place}&ca={papers}/cert.pem")
     second = opened(f"redis://127.0.0.1:{secret_port}/0?prefix={place}&ca={papers}/cert.pem")
     call = Background(store.wait, "w/", store.wait("w/", 0, 0), LONG)
-    wait_until(lambda: bool(store._listener._waiters), "the waiter sleeps", SOON)
+    wait_until(lambda: has_waiters(store), "the waiter sleeps", SOON)
     version = put(second, "w/1", b"x" * 100_000)
     call.result(SOON, "a change through TLS")
     put(store, "w/1", b"y", version)

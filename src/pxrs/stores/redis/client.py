@@ -1,33 +1,34 @@
-"""Connections to one Redis or Valkey server: as many as there are calls at one time, none shared, none across a fork.
+"""Connections to one Redis or Valkey server, out of redis-py's pool; what its errors mean; and a listener for changes.
 
 Nothing is ever sent twice by itself. What fails before it was sent raises Unavailable or Refused. What was sent and
 not answered raises ``Lost``, and the driver finds out what became of it. A connection that the server has closed while
-it was idle is noticed before it is used.
+it was idle is noticed before it is used (by the pool); a forked child gets connections of its own (from the pool, too).
 """
 
 from __future__ import annotations
 
 import hashlib
-import select
-import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable, masked
 from pxrs.io.address import Address
-from pxrs.io.fork import renew_in_child
+from pxrs.io.clock import SystemClock
+from pxrs.stores.redis.scripts import VERSION_DIGITS
+from pxrs.stores.versions import new_version
 
 try:
     from redis import exceptions
-    from redis.connection import Connection, SSLConnection
+    from redis.connection import Connection, ConnectionPool, SSLConnection
+    from redis.credentials import CredentialProvider
 except ModuleNotFoundError as error:
     raise BadUrl("redis:// needs the package redis: pip install 'pxrs[redis]'") from error
 
 Word = bytes | str | int
-KEPT_IDLE = 16
-"""How many connections wait for the next call, at most."""
+MOST_CONNECTIONS = 10_000
+"""As many as there are calls at one time; redis-py alone would stop at a hundred."""
 NAME = "pxrs"
 """What CLIENT LIST shows of our connections."""
 
@@ -60,55 +61,41 @@ class Script(NamedTuple):
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-class RedisConnection:
-    """One connection of redis-py, with what we must know of it: whether it is still good, and how to end it."""
+class _Credentials(CredentialProvider):
+    """Read at every connection: a password that was changed is picked up."""
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._poll = select.poll()
+    def __init__(self, address: Address) -> None:
+        self._address = address
 
-    def connect(self) -> None:
-        self._connection.connect()
-        self._poll.register(self._connection._sock, select.POLLIN)
-
-    def send(self, *words: Word) -> None:
-        # redis-py packs word by word and sends it in pieces: for thousands of rows that takes most of the time.
-        packed = [b"$%d\r\n%b\r\n" % (len(word), word) for word in map(_encoded, words)]
-        self._connection.send_packed_command([b"*%d\r\n%b" % (len(packed), b"".join(packed))])
-
-    def receive(self) -> Any:
-        return self._connection.read_response()
-
-    def can_receive(self, seconds: float) -> bool:
-        return bool(self._connection.can_read(seconds))
-
-    def is_idle(self) -> bool:
-        """Whether nothing came while nobody asked: neither the server's farewell nor an answer to somebody else."""
-        return not self._poll.poll(0)
-
-    def hang_up(self) -> None:
-        """End it from another thread: one that receives from it is woken."""
-        with suppress(OSError, AttributeError):  # it may end by itself at this very moment
-            self._connection._sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._connection.disconnect()
+    def get_credentials(self) -> Any:
+        user, password = self._address.user, self._address.password
+        return (user, password or "") if user else (password,) if password else ()
 
 
-class Client:
+class RedisClient:
     """All connections of one driver object. Safe to use from several threads, and from a forked child."""
 
     def __init__(self, address: Address, database: int, timeout: float) -> None:
         self.address = address
         self.timeout = timeout
-        self._database = database
-        self.on_fork: Callable[[], None] = _nothing
-        """Called in a forked child."""
-        self._lock = threading.Lock()
-        self._idle: list[RedisConnection] = []
         self._closed = False
         address.tls_context()  # certificates that cannot be read are refused now
-        renew_in_child(self, Client.after_fork)
+        [(host, port)] = address.hosts
+        self._pool = ConnectionPool(
+            SSLConnection if address.tls else Connection,
+            MOST_CONNECTIONS,
+            host=host,
+            port=port,
+            db=database,
+            credential_provider=_Credentials(address),
+            redis_connect_func=_greet,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            client_name=NAME,
+            driver_info=None,  # saves two round trips at every connection
+            protocol=2,
+            **_tls_options(address),
+        )
 
     def ask(self, *words: Word) -> Any:
         """The answer to a question that changes nothing. If the connection breaks it is asked once more."""
@@ -138,110 +125,38 @@ class Client:
         except exceptions.NoScriptError:
             return self.ask("EVAL", script.text, len(keys), *keys, *values)
 
-    def connect(self) -> RedisConnection:
-        """A new connection, for the caller alone. Credentials are read now: they may have been changed."""
+    def connect(self) -> Any:
+        """A connection out of the pool, which is ready. It must be given back."""
         self.check_open()
-        line = self._line()
         try:
-            line.connect()
-            self._check_role(line)
+            return self._pool.get_connection()
         except (exceptions.RedisError, OSError, UnicodeError) as error:  # the last: a host name that cannot be one
-            line.close()
             raise self._no_connection(error) from None
-        return line
+
+    def give_back(self, connection: Any) -> None:
+        self._pool.release(connection)
+        if self._closed:
+            connection.disconnect()
 
     def check_open(self) -> None:
         if self._closed:
             raise Closed(f"{self.address} was closed before this call")
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-        self.drop_idle()
-
-    def drop_idle(self) -> None:
-        """Close the connections that nobody uses: the next calls make new ones."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for line in idle:
-            line.close()
-
-    def after_fork(self) -> None:
-        """In a forked child: the parent's connections and lock are not ours."""
-        self._lock = threading.Lock()
-        self._idle = []
-        self.on_fork()
+        self._closed = True
+        self._pool.disconnect(inuse_connections=False)
 
     def _answer(self, words: Sequence[Word]) -> Any:
-        line = self._take()
+        connection = self.connect()
         try:
-            line.send(*words)
-            answer = line.receive()
-        except exceptions.ResponseError as error:
-            self._give_back(line)
-            raise self._verdict(error) from None
+            connection.send_command(*words)
+            return connection.read_response()
         except (exceptions.RedisError, OSError) as error:
-            line.close()
+            if not isinstance(error, exceptions.ResponseError) or _code(error) in _NOT_NOW:
+                connection.disconnect()
             raise self._verdict(error) from None
-        self._give_back(line)
-        return answer
-
-    def _take(self) -> RedisConnection:
-        while True:
-            with self._lock:
-                line = self._idle.pop() if self._idle else None
-            if line is None:
-                return self.connect()
-            if line.is_idle():
-                return line
-            line.close()
-
-    def _give_back(self, line: RedisConnection) -> None:
-        with self._lock:
-            if not self._closed and len(self._idle) < KEPT_IDLE:
-                self._idle.append(line)
-                return
-        line.close()
-
-    def _line(self) -> RedisConnection:
-        [(host, port)] = self.address.hosts
-        options: dict[str, Any] = {
-            "host": host,
-            "port": port,
-            "db": self._database,
-            "username": self.address.user,
-            "password": self.address.password,
-            "socket_timeout": self.timeout,
-            "socket_connect_timeout": self.timeout,
-            "client_name": NAME,
-            "driver_info": None,  # saves two round trips at every connection
-            "protocol": 2,
-        }
-        kind: Any = SSLConnection if self.address.tls else Connection
-        return RedisConnection(kind(**options, **self._secrets()))
-
-    def _secrets(self) -> dict[str, Any]:
-        if not self.address.tls:
-            return {}
-        verify = self.address.flag("tls_verify", default=True)
-        given = self.address.options
-        return {
-            "ssl_ca_certs": given.get("ca"),
-            "ssl_certfile": given.get("cert"),
-            "ssl_keyfile": given.get("key"),
-            "ssl_cert_reqs": "required" if verify else "none",
-            "ssl_check_hostname": verify,
-        }
-
-    def _check_role(self, line: RedisConnection) -> None:
-        """A replica would answer reads with what was true a while ago."""
-        line.send("ROLE")
-        try:
-            role = line.receive()
-        except exceptions.ResponseError:  # not every user may ask this
-            return
-        if role[0] == b"slave":
-            raise exceptions.ReadOnlyError("it is a replica; give the address of the primary", status_code="READONLY")
+        finally:
+            self.give_back(connection)
 
     def _no_connection(self, error: Exception) -> PxrsError:
         if isinstance(error, exceptions.AuthenticationError | exceptions.AuthenticationWrongNumberOfArgsError):
@@ -256,7 +171,7 @@ class Client:
         if isinstance(error, exceptions.NoScriptError):
             return error
         if code in _NOT_NOW:
-            self.drop_idle()  # perhaps it was the primary once: new connections may lead to the new one
+            self._pool.disconnect(inuse_connections=False)  # perhaps it was the primary once: look for the new one
             return Unavailable(f"{self.address} cannot do it now: {code} {_text(error)}")
         if code in _OTHER_NODE:
             return Refused(f"{self.address} is a node of a cluster that does not hold this registry: {_text(error)}")
@@ -268,12 +183,30 @@ class Client:
         return Lost(f"{self.address} did not answer: {_text(error)}", timed_out)
 
 
-def _encoded(word: Word) -> bytes:
-    return word if isinstance(word, bytes) else str(word).encode()
+def _greet(connection: Any) -> None:
+    """Begin a connection. A replica is refused: it would answer reads with what was true a while ago."""
+    connection.on_connect()
+    connection.send_command("ROLE")
+    try:
+        role = connection.read_response()
+    except exceptions.ResponseError:  # not every user may ask this
+        return
+    if role[0] == b"slave":
+        raise exceptions.ReadOnlyError("it is a replica; give the address of the primary", status_code="READONLY")
 
 
-def _nothing() -> None:
-    return
+def _tls_options(address: Address) -> dict[str, Any]:
+    if not address.tls:
+        return {}
+    verify = address.flag("tls_verify", default=True)
+    given = address.options
+    return {
+        "ssl_ca_certs": given.get("ca"),
+        "ssl_certfile": given.get("cert"),
+        "ssl_keyfile": given.get("key"),
+        "ssl_cert_reqs": "required" if verify else "none",
+        "ssl_check_hostname": verify,
+    }
 
 
 def _code(error: Exception) -> str:
@@ -283,3 +216,110 @@ def _code(error: Exception) -> str:
 
 def _text(error: Exception) -> str:
     return masked(str(error) or type(error).__name__)
+
+
+# ---- what changes ---------------------------------------------------------------------------------------------------
+# Each call that changes rows publishes its revision and the longest beginning that the changed keys have in common.
+# Where that can touch a prefix, the waits for this prefix end. Publishing is a hint: what is said while nobody is
+# subscribed is lost, so with every new subscription all waits end.
+
+
+SILENCE_SECONDS = 10.0
+"""After so long without a word the connection is tried."""
+RETRY_SECONDS = (0.05, 1.0)
+"""The first pause before a new subscription, and the longest; a subscription that lasted begins with the first."""
+
+
+class Listener:
+    """The subscription of one process to one channel, by a thread that starts with the first wait.
+
+    The mark of a prefix begins anywhere, and grows by one when something under the prefix may have changed.
+    """
+
+    def __init__(self, client: RedisClient, channel: bytes) -> None:
+        self._client = client
+        self._channel = channel
+        self._clock = SystemClock()
+        self._change = threading.Condition()
+        self._marks: dict[bytes, int] = {}
+        self._thread: threading.Thread | None = None
+        self._connection: Any = None
+        self._tried = threading.Event()
+        self.is_subscribed = self._closed = False
+
+    def wait(self, prefix: bytes, after: int, timeout: float) -> int:
+        """The mark of the prefix, as soon as it is another one than ``after``, or after the time-out."""
+        self._start()
+        self._tried.wait(self._client.timeout)  # a mark may only be given out when changes after it are heard
+        with self._change:
+            mark = self._marks.setdefault(prefix, new_version())
+            if after:
+                self._change.wait_for(lambda: self._closed or self._marks[prefix] != after, max(0.0, timeout))
+                mark = self._marks[prefix]
+            return mark
+
+    def close(self) -> None:
+        with self._change:
+            self._closed = True
+            connection, thread = self._connection, self._thread
+            self._change.notify_all()
+        self._tried.set()
+        if connection is not None:
+            connection.disconnect()  # wakes the thread that reads from it
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(self._client.timeout)
+
+    def _start(self) -> None:
+        with self._change:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="pxrs-redis-listener")
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause, longest = RETRY_SECONDS
+        while not self._closed:
+            began = self._clock.monotonic()
+            with suppress(PxrsError, exceptions.RedisError, OSError, ValueError, AttributeError):  # also of a close
+                self._listen()
+            self.is_subscribed = False
+            self._tried.set()
+            if self._clock.monotonic() - began > longest:
+                pause = RETRY_SECONDS[0]
+            with self._change:
+                self._change.wait_for(lambda: self._closed, pause)
+            pause = min(2 * pause, longest)
+
+    def _listen(self) -> None:
+        """Subscribe, and hear what is said until the connection breaks."""
+        connection = self._client.connect()
+        try:
+            connection.send_command("SUBSCRIBE", self._channel)
+            connection.read_response()
+            with self._change:
+                if self._closed:
+                    return
+                self._connection, self.is_subscribed = connection, True
+            self._ring(b"")
+            self._tried.set()
+            while not self._closed:
+                self._hear(connection)
+        finally:
+            self._connection = None
+            connection.disconnect()
+            self._client.give_back(connection)
+
+    def _hear(self, connection: Any) -> None:
+        if not connection.can_read(SILENCE_SECONDS):
+            connection.send_command("PING")
+        kind, *_, said = connection.read_response()
+        if kind == b"message" and said[:VERSION_DIGITS].isdigit():
+            self._ring(said[VERSION_DIGITS:])
+
+    def _ring(self, common: bytes) -> None:
+        """Something has changed in rows whose keys begin with ``common``."""
+        with self._change:
+            touched = [prefix for prefix in self._marks if common.startswith(prefix) or prefix.startswith(common)]
+            for prefix in touched:
+                self._marks[prefix] += 1
+            if touched:
+                self._change.notify_all()

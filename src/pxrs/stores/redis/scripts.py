@@ -1,10 +1,10 @@
-"""What the server itself does for the driver: four scripts, each of which runs alone and at once.
+"""What the server itself does for the driver: three scripts, each of which runs alone and at once.
 
 A row is a string under ``{NAME}:row:KEY``: its version (16 digits), a blank, the nonce of the call that wrote it
 (16 letters), a blank, and the row's bytes. Beside the rows stand
 
 - ``{NAME}:keys``      the keys in order; one whose row has expired stays here until the next scan,
-- ``{NAME}:gone``      the keys that were deleted lately, by the version of the deletion: for waits with an older mark,
+- ``{NAME}:gone``      the keys that were deleted lately, by the version of the deletion: 0.6 reads it in its waits,
 - ``{NAME}:revision``  the highest version so far,
 - ``{NAME}:format``    the format of all this.
 
@@ -23,7 +23,7 @@ HEAD = VERSION_DIGITS + 1 + NONCE_LETTERS + 1
 
 REMEMBERED_DELETIONS = 10_000
 REMEMBERED_MICROSECONDS = 600_000_000
-"""Deletions are remembered so many and so long; a wait with an older mark ends at once."""
+"""Deletions are remembered so many and so long."""
 
 DELETE = "delete"
 """In the place of a time to live: there shall be no row."""
@@ -105,26 +105,6 @@ end
 return found
 """
 
-# KEYS: revision, keys, gone. ARGV: the mark, the prefix, the first key and the end of its range, as for a scan.
-# It answers whether a row under the prefix was written or deleted since the mark, and with the present mark.
-LOOK = f"""
-local revision = redis.call('GET', KEYS[1])
-if not revision then return {{ARGV[1] ~= '1' and 1 or 0, '1'}} end
-local present, mark = tonumber(revision), tonumber(ARGV[1])
-if mark == present then return {{0, revision}} end
-if mark > present or mark < present - {REMEMBERED_MICROSECONDS} then return {{1, revision}} end
-local oldest = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
-if redis.call('ZCARD', KEYS[3]) >= {REMEMBERED_DELETIONS} and mark < tonumber(oldest[2]) then return {{1, revision}} end
-for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[1], '+inf')) do
-  if string.sub(key, 1, #ARGV[2]) == ARGV[2] then return {{1, revision}} end
-end
-for _, key in ipairs(redis.call('ZRANGEBYLEX', KEYS[2], ARGV[3], ARGV[4])) do
-  local version = redis.call('GETRANGE', ARGV[5] .. key, 0, {VERSION_DIGITS - 1})
-  if version ~= '' and tonumber(version) > mark then return {{1, revision}} end
-end
-return {{0, revision}}
-"""
-
 # KEYS: format, revision, a key for trials. ARGV: our format, channel. It answers with the format that is stored.
 # Everything that the other scripts do is tried: a user who may not do all of it is told now, not within a swap.
 OPEN = f"""
@@ -135,10 +115,7 @@ redis.call('GETRANGE', KEYS[3], 0, 1)
 redis.call('MGET', KEYS[3])
 redis.call('DEL', KEYS[3])
 redis.call('ZADD', KEYS[3], 0, '')
-redis.call('ZCARD', KEYS[3])
-redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
 redis.call('ZRANGEBYLEX', KEYS[3], '-', '+')
-redis.call('ZRANGEBYSCORE', KEYS[3], 0, 0)
 redis.call('ZREMRANGEBYSCORE', KEYS[3], 1, 1)
 redis.call('ZREMRANGEBYRANK', KEYS[3], 1, 1)
 redis.call('ZREM', KEYS[3], '')

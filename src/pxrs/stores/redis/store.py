@@ -14,21 +14,19 @@ from typing import ClassVar, NamedTuple
 
 from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, Refused, Unavailable
 from pxrs.io.address import parse
+from pxrs.io.fork import renew_in_child
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, done, unknown
-from pxrs.stores.redis.client import Client, Lost, Rejected, Script, Word
-from pxrs.stores.redis.listener import Listener
-from pxrs.stores.redis.scripts import DELETE, FORMAT, HEAD, LOOK, NONCE_LETTERS, OPEN, SCAN, SWAP, VERSION_DIGITS
+from pxrs.stores.redis.client import Listener, Lost, RedisClient, Rejected, Script, Word
+from pxrs.stores.redis.scripts import DELETE, FORMAT, HEAD, NONCE_LETTERS, OPEN, SCAN, SWAP, VERSION_DIGITS
 
 DEFAULT_PORT = 6379
 DEFAULT_PREFIX = "pxrs"
 ROWS_PER_CALL = 5_000
 """A longer ``swap_each`` is split: while a script runs the server does nothing else."""
 LONGEST_TTL_MS = 10 * 365 * 24 * 3_600_000
-EMPTY = 1
-"""The mark of a server that has nothing; never 0."""
 
-_SWAP, _SCAN, _LOOK = Script.of(SWAP), Script.of(SCAN), Script.of(LOOK)
+_OPEN, _SWAP, _SCAN = Script.of(OPEN), Script.of(SWAP), Script.of(SCAN)
 
 
 class RedisStore(Store):
@@ -49,11 +47,11 @@ class RedisStore(Store):
     )
     max_atomic: ClassVar[int] = 65_536
 
-    def __init__(self, client: Client, names: Names) -> None:
+    def __init__(self, client: RedisClient, names: Names) -> None:
         self._client = client
         self._names = names
-        self._listener = self._new_listener()
-        client.on_fork = self._after_fork
+        self._begin_to_listen()
+        renew_in_child(self, RedisStore._begin_to_listen)
 
     @classmethod
     def open(cls, url: str, settings: Settings) -> RedisStore:
@@ -64,7 +62,7 @@ class RedisStore(Store):
         if not database.isascii() or not database.isdigit():
             raise BadUrl(f"{address}: {database!r} is no number of a database, as in redis://host:6379/0")
         names = Names.of(address.options.get("prefix", DEFAULT_PREFIX), database)
-        client = Client(address, int(database), address.timeout(settings))
+        client = RedisClient(address, int(database), address.timeout(settings))
         try:
             prepare(client, names)
         except BaseException:
@@ -103,11 +101,9 @@ class RedisStore(Store):
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:
         self._client.check_open()
-        encoded = _encoded(prefix)
-        try:
-            return self._listener.wait(encoded, after, timeout) if after else self._revision()
-        except Closed:  # closed while waiting: the wait ends, with the mark it has
-            return after or EMPTY
+        if not after:
+            self._client.ask("PING")  # without a server there is nothing to wait for
+        return self._listener.wait(_encoded(prefix), after, timeout)
 
     def close(self) -> None:
         self._client.close()
@@ -186,22 +182,9 @@ class RedisStore(Store):
             raise Damaged(f"{self._client.address}: {self._names.row(key)!r} is no row of a registry")
         return Row(key, raw[HEAD:], int(raw[:VERSION_DIGITS]))
 
-    def _revision(self) -> int:
-        return int(self._client.ask("GET", self._names.revision) or EMPTY)
-
-    def _look(self, prefix: bytes, mark: int) -> tuple[bool, int]:
-        names = self._names
-        changed, revision = self._client.look(
-            _LOOK, [names.revision, names.keys, names.gone], [mark, prefix, *_range(prefix), names.rows]
-        )
-        return bool(changed), int(revision)
-
-    def _new_listener(self) -> Listener:
-        return Listener(self._client, self._names.changes, self._revision, self._look, VERSION_DIGITS)
-
-    def _after_fork(self) -> None:
-        """In a forked child: the thread that listens was left behind."""
-        self._listener = self._new_listener()
+    def _begin_to_listen(self) -> None:
+        """Also in a forked child: the thread that listens was left behind."""
+        self._listener = Listener(self._client, self._names.changes)
 
 
 class _ScriptCall(NamedTuple):
@@ -242,8 +225,6 @@ def _encoded(text: str) -> bytes:
 
 
 logger = logging.getLogger(__name__)
-
-_OPEN = Script.of(OPEN)
 
 
 class Names(NamedTuple):
@@ -295,14 +276,14 @@ class Names(NamedTuple):
             raise Refused(f"key {key!r} has no UTF-8 form") from None
 
 
-def prepare(client: Client, names: Names) -> None:
+def prepare(client: RedisClient, names: Names) -> None:
     """See that the server is one to keep a registry on, and make the place if it is new."""
     _check_eviction(client)
     _check_format(client, names)
     _warn_of_losses(client)
 
 
-def _check_format(client: Client, names: Names) -> None:
+def _check_format(client: RedisClient, names: Names) -> None:
     try:
         stored = client.run(_OPEN, [names.format, names.revision, names.trial], [FORMAT, names.changes])
     except Lost as error:  # nothing is harmed if it was carried out
@@ -318,7 +299,7 @@ def _check_format(client: Client, names: Names) -> None:
     )
 
 
-def _check_eviction(client: Client) -> None:
+def _check_eviction(client: RedisClient) -> None:
     """A full server that deletes rows to make room would hand partitions to two owners."""
     found = _info(client, "memory")
     policy = found.get("maxmemory_policy", "noeviction")
@@ -333,7 +314,7 @@ def _check_eviction(client: Client) -> None:
     logger.warning("%s; allowed by the URL", text)
 
 
-def _warn_of_losses(client: Client) -> None:
+def _warn_of_losses(client: RedisClient) -> None:
     if _info(client, "persistence").get("aof_enabled") == "0":
         logger.warning(
             "%s keeps no append-only file: after its restart the registry is empty or old, "
@@ -342,7 +323,7 @@ def _warn_of_losses(client: Client) -> None:
         )
 
 
-def _info(client: Client, section: str) -> dict[str, str]:
+def _info(client: RedisClient, section: str) -> dict[str, str]:
     """What the server says of itself; nothing if this user may not ask."""
     with suppress(Refused):
         text: bytes = client.ask("INFO", section)
