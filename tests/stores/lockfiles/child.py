@@ -25,7 +25,6 @@ from pxrs.runtime.registry.registry import Registry
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Swap
 from pxrs.stores.lockfiles import directory as lockfiles_place
-from pxrs.stores.lockfiles import view as lockfiles_view
 from pxrs.stores.lockfiles.process import ProcessIdentity, my_life
 from pxrs.stores.lockfiles.store import LockFileStore
 from tests.logs.file import strace_child
@@ -76,7 +75,7 @@ def claim_and_die(place: str) -> None:
     registry = registry_over(opened(place))
     registry.register(MemberRow("A", "life-1"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockfiles_view, "write_all", _die)
+        patch.setattr(lockfiles_place, "write_all", _die)
         registry.claim([0], Owner("A", "life-1"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pxrs.stores.lockfiles.mutex import Mutex
+from pxrs.stores.lockfiles.journal import Mutex
 
 
 def count_up(place: str, times: int) -> None:

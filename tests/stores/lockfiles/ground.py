@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from pxrs.io.watch.file_bell import Bells
-from pxrs.stores.lockfiles.mutex import Mutex
+from pxrs.stores.lockfiles.journal import Mutex
 from pxrs.testing.ground import FileGround
 
 PATIENCE = 30.0

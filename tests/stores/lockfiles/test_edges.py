@@ -11,7 +11,7 @@ from pxrs.io import locks
 from pxrs.model import MemberRow
 from pxrs.rules.row_format import encode_member
 from pxrs.stores.base import Swap
-from pxrs.stores.lockfiles.mutex import Mutex
+from pxrs.stores.lockfiles.journal import Mutex
 from pxrs.stores.lockfiles.process import ProcessIdentity, my_life
 from pxrs.stores.lockfiles.rows import FileRow
 from pxrs.stores.lockfiles.store import _life_for

@@ -18,7 +18,7 @@ from pxrs.model import MemberRow, Owner
 from pxrs.runtime.registry.rows import Held
 from pxrs.stores.lockfiles import process as lockfiles_life
 from pxrs.stores.lockfiles import store as lockfiles_url
-from pxrs.stores.lockfiles.mutex import Mutex
+from pxrs.stores.lockfiles.journal import Mutex
 from pxrs.stores.lockfiles.process import ProcessIdentity, is_dead, my_life
 from pxrs.stores.lockfiles.rows import RowFiles
 from pxrs.stores.lockfiles.store import LockFileStore

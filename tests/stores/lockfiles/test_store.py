@@ -25,9 +25,8 @@ from pxrs.stores.lockfiles import directory as lockfiles_place
 from pxrs.stores.lockfiles import journal as lockfiles_journal
 from pxrs.stores.lockfiles import store as driver
 from pxrs.stores.lockfiles.directory import Files
-from pxrs.stores.lockfiles.journal import Changes, InDoubt, Journal, Position
-from pxrs.stores.lockfiles.mutex import Mutex
-from pxrs.stores.lockfiles.names import LONGEST_NAME, directory_of, file_of, key_of
+from pxrs.stores.lockfiles.journal import Changes, InDoubt, Journal, Mutex, Position
+from pxrs.stores.lockfiles.rows import LONGEST_NAME, directory_of, file_of, key_of
 from pxrs.stores.lockfiles.store import LockFileStore
 from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.stores.hooks import Background, get, put, value_of

@@ -11,7 +11,7 @@ from typing import Any
 
 from pxrs.model import Partition
 from pxrs.rules.row_format import decode_partition
-from pxrs.stores.lockfiles.mutex import Mutex
+from pxrs.stores.lockfiles.journal import Mutex
 from pxrs.stores.lockfiles.rows import RowFiles
 
 ROOT = Path(__file__).resolve().parents[3]

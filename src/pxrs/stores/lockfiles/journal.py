@@ -1,8 +1,9 @@
-"""The journal: what is changed is written there first, as one line, and synced once; then files are renamed.
+"""The journal and the mutex of a directory of lock files.
 
-A line in it means that the change has happened. Whoever takes the mutex next and finds lines that are not yet in the
-files (their writer was killed), or a machine that was started anew, puts them there. How far that has come stands in
-the mutex file. When the journal has grown, the files are synced, and it begins anew.
+A write is one line in the journal first, synced once; then files are renamed. A line means that the change has
+happened. Whoever takes the mutex next and finds lines that are not yet in the files (their writer was killed), or a
+machine that was started anew, puts them there. How far that has come stands in the mutex file. When the journal has
+grown, the files are synced, and it begins anew.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from pxrs.errors import Damaged
+from pxrs.errors import Damaged, Unavailable
+from pxrs.io.clock import SystemClock
 from pxrs.io.durable import sync_path, write_all, write_file
+from pxrs.io.locks import close_held, open_held, wait_for_lock
 from pxrs.io.process import boot_id
 from pxrs.stores.lockfiles.process import ProcessIdentity
 from pxrs.stores.lockfiles.rows import FileRow
@@ -165,3 +170,68 @@ def _from_json(row: dict[str, Any]) -> RowChange:
     value = row["text"].encode() if "text" in row else base64.b64decode(row["base64"])
     life = ProcessIdentity(*row["life"]) if row["life"] else None
     return RowChange(row["key"], FileRow(row["version"], value, life), by)
+
+
+# ---- the mutex ------------------------------------------------------------------------------------------------------
+# It is held for the moment of a read or a write, and freed by the kernel when its holder dies. Its file is never
+# deleted: whoever opened it before a delete would hold another lock than whoever opens it after.
+
+
+_CLOCK = SystemClock()
+
+
+class Mutex:
+    """The lock of one directory. Threads queue here first, so that only processes compete for the file."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self.path = path
+        self._seconds = seconds
+        self._threads = threading.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[int]:
+        """Hold it; the block gets the open file. Unavailable if another holds it for too long."""
+        deadline = _CLOCK.monotonic() + self._seconds
+        threads = self._threads
+        if not threads.acquire(timeout=self._seconds):
+            raise self._busy("another thread")
+        try:
+            fd = self._lock(deadline)
+            try:
+                yield fd
+            finally:
+                close_held(fd)
+        finally:
+            threads.release()
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread that may hold it is not here."""
+        self._threads = threading.Lock()
+
+    def _lock(self, deadline: float) -> int:
+        while True:
+            fd = self._open()
+            try:
+                if not wait_for_lock(fd, deadline):
+                    raise self._busy("another process")
+                if _is_same(fd, self.path):
+                    return fd
+            except BaseException:
+                close_held(fd)
+                raise
+            close_held(fd)  # the whole directory was emptied meanwhile: this is not the file that others will lock
+
+    def _open(self) -> int:
+        with suppress(FileExistsError):
+            os.mkdir(os.path.dirname(self.path))
+        return open_held(self.path, os.O_RDWR | os.O_CREAT)
+
+    def _busy(self, who: str) -> Unavailable:
+        return Unavailable(f"{self.path} is held by {who} for more than {self._seconds:g} s; nothing was written")
+
+
+def _is_same(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -7,10 +7,15 @@ or the machine was started anew since. Age proves nothing, and neither does an i
 from __future__ import annotations
 
 import os
+import select
+import threading
+import weakref
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 from pxrs.io.process import boot_id, status_of
+from pxrs.io.process_exit import Stage, at_exit
 
 
 class ProcessIdentity(NamedTuple):
@@ -62,3 +67,125 @@ def _has_ended(life: ProcessIdentity) -> bool:
     except OSError:
         return False  # gone in this moment, or hidden from us: nothing is proven
     return found.started != life.started or (found.state in "ZX" and found.threads <= 1)
+
+
+# ---- when another process ends: the kernel says so, nobody has to look again and again ------------------------------
+
+
+class Deaths:
+    """The processes that this one knows of, and a sleeping thread that is woken when one of them ends."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._known: set[ProcessIdentity] = set()
+        self._watched: dict[int, ProcessIdentity] = {}
+        self._wake: tuple[int, int] | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        _all.add(self)
+
+    def know(self, life: ProcessIdentity) -> None:
+        """Remember a process that is alive; once ``listen`` was called, its end is told."""
+        with self._lock:
+            if life not in self._known and _can_be_watched(life):
+                self._known.add(life)
+                self._stir()
+
+    def listen(self) -> None:
+        """From now on ends are told. Nothing happens the second time."""
+        with self._lock:
+            if self._wake is None and not self._closed and hasattr(os, "pidfd_open"):
+                self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                arguments = (self._wake[0],)
+                self._thread = threading.Thread(target=self._run, args=arguments, name="pxrs-deaths", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._stir()
+
+    def end(self) -> list[threading.Thread]:
+        """Close, and return the thread that ends by this, if there is one."""
+        self.close()
+        return [] if self._thread is None else [self._thread]
+
+    def after_fork(self) -> None:
+        """In a forked child: the thread is not here, and the descriptors are the parent's."""
+        self._lock = threading.Lock()
+        self._thread = None
+        self._known.clear()
+        self._close_descriptors()
+
+    def _stir(self) -> None:
+        if self._wake is not None:
+            os.write(self._wake[1], b"!")
+
+    def _run(self, wake: int) -> None:
+        while self._step(wake):
+            pass
+
+    def _step(self, wake: int) -> bool:
+        with self._lock:
+            if self._closed:
+                self._close_descriptors()
+                return False
+            ended = self._watch_new()
+            files = (wake, *self._watched)
+        ready = set() if ended else _readable(files)
+        with self._lock:
+            if wake in ready:
+                os.read(wake, 4_096)
+            ended |= self._forget(ready - {wake})
+        if ended:
+            self._notify()
+        return True
+
+    def _watch_new(self) -> bool:
+        """Watch those that are not watched yet; whether one of them has ended meanwhile."""
+        ended = False
+        for life in self._known.difference(self._watched.values()):
+            try:
+                fd = os.pidfd_open(life.pid)
+            except ProcessLookupError:
+                ended = True
+                self._known.discard(life)
+            except OSError:
+                self._known.discard(life)  # no more descriptors: the poll of the registry must do
+            else:
+                self._watched[fd] = life
+                # Its id may have gone to another process before it could be watched.
+                ended |= is_dead(life) and self._forget({fd})
+        return ended
+
+    def _forget(self, ended: set[int]) -> bool:
+        for fd in ended:
+            self._known.discard(self._watched.pop(fd))
+            os.close(fd)
+        return bool(ended)
+
+    def _close_descriptors(self) -> None:
+        for fd in (*self._watched, *(self._wake or ())):
+            os.close(fd)
+        self._watched, self._wake = {}, None
+
+
+_all: weakref.WeakSet[Deaths] = weakref.WeakSet()
+
+
+@at_exit(Stage.LOOPS)
+def _end() -> list[threading.Thread]:
+    return [thread for deaths in list(_all) for thread in deaths.end()]
+
+
+def _can_be_watched(life: ProcessIdentity) -> bool:
+    here = my_life()
+    return here is not None and life != here and (life.boot, life.namespace) == (here.boot, here.namespace)
+
+
+def _readable(files: tuple[int, ...]) -> set[int]:
+    poll = select.poll()
+    for fd in files:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll()}

@@ -34,10 +34,8 @@ from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
 from pxrs.stores.lockfiles.directory import Directory, HeldMutex
 from pxrs.stores.lockfiles.journal import InDoubt, RowChange
-from pxrs.stores.lockfiles.names import file_of
-from pxrs.stores.lockfiles.process import ProcessIdentity, my_life
-from pxrs.stores.lockfiles.process_watch import Deaths
-from pxrs.stores.lockfiles.rows import FileRow
+from pxrs.stores.lockfiles.process import Deaths, ProcessIdentity, my_life
+from pxrs.stores.lockfiles.rows import FileRow, file_of
 from pxrs.stores.versions import mark_of, new_version
 
 ROWS_AT_ONCE, LET_IN_SECONDS = 256, 0.02
