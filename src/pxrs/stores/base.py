@@ -82,6 +82,31 @@ class Swap(NamedTuple):
     ttl_ms: int | None = None
 
 
+def encoded_key(key: str) -> bytes:
+    """The bytes of a key; Refused if it has no UTF-8 form."""
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"key {key[:80]!r} has no UTF-8 form") from None
+
+
+def one_for_each_key(swaps: Sequence[Swap]) -> list[Swap] | None:
+    """What these swaps come to together, with one swap for each key; None if two of them cannot both be done.
+
+    The version that the first of two would give is not known before: only "delete, then create" goes together.
+    """
+    found: dict[str, Swap] = {}
+    for swap in swaps:
+        before = found.get(swap.key)
+        if before is None:
+            found[swap.key] = swap
+        elif before.value is None and swap.expect == ABSENT:
+            found[swap.key] = swap._replace(expect=before.expect)
+        else:
+            return None
+    return list(found.values())
+
+
 class Verdict(Enum):
     """What a store can say about a swap."""
 

@@ -16,7 +16,7 @@ from pxrs.drivers import split_url
 from pxrs.errors import Closed, Refused
 from pxrs.io.clock import SystemClock
 from pxrs.settings import Settings
-from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done
+from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, encoded_key
 
 REMEMBERED_CHANGES = 10_000
 """A wait whose mark is older than this many changes ends at once, instead of being told exactly."""
@@ -161,10 +161,7 @@ class MemoryStore(Store):
 def check_keys(swaps: Sequence[Swap]) -> None:
     """Refuse keys that a store with a disk or a wire could not take: memory is no more lenient than they are."""
     for swap in swaps:
-        try:
-            swap.key.encode()
-        except UnicodeEncodeError:
-            raise Refused(f"key {swap.key!r} has no UTF-8 form") from None
+        encoded_key(swap.key)
 
 
 def _put_back(table: SharedRows, rows: dict[str, Row | None]) -> None:

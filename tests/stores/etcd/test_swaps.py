@@ -8,7 +8,7 @@ import pytest
 
 from pxrs.stores.base import Swap
 from pxrs.stores.etcd.grpc_channel import messages
-from pxrs.stores.etcd.transactions import MAX_OPERATIONS, NONCE_LENGTH, EtcdSwap, SwapTransaction, waves
+from pxrs.stores.etcd.store import MAX_OPERATIONS, NONCE_LENGTH, EtcdSwap, SwapTransaction, waves
 
 
 def answer_with(value: bytes, revision: int) -> Any:

@@ -14,8 +14,8 @@ import pytest
 from pxrs.settings import Settings
 from pxrs.stores.base import Store
 from pxrs.stores.sql import store as sql
+from pxrs.stores.sql.statements import OwnChange
 from pxrs.stores.sql.store import SqlStore
-from pxrs.stores.sql.swaps import OwnChange
 from pxrs.testing.proxy import Direction, Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.mariadb import MariadbServer

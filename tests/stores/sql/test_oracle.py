@@ -17,8 +17,15 @@ from pxrs.io.address import parse
 from pxrs.io.sql.connections import Sort, driver_for
 from pxrs.io.sql.oracle import OracleDriver, dsn
 from pxrs.stores.base import ABSENT
-from pxrs.stores.sql.statements import OracleStatements, PendingSwap, Statement, statements_for
-from pxrs.stores.sql.swaps import OwnChange, encoded, key_range
+from pxrs.stores.sql.statements import (
+    OracleStatements,
+    OwnChange,
+    PendingSwap,
+    Statement,
+    encoded,
+    key_range,
+    statements_for,
+)
 from pxrs.stores.sql.tables import Tables
 
 DRIVER = driver_for("oracle")

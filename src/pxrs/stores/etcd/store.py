@@ -6,8 +6,9 @@ called ``a`` and the other ``ab`` or ``a/b``. Beside the rows, ``place/format`` 
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,15 +16,31 @@ from pxrs.errors import Closed, Damaged, NewerFormat, PxrsError, Refused
 from pxrs.io.address import Address, parse
 from pxrs.io.clock import SystemClock
 from pxrs.settings import Settings
-from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, done, unknown
-from pxrs.stores.etcd.client import Client, is_certain
+from pxrs.stores.base import (
+    ABSENT,
+    CONFLICT,
+    Guarantee,
+    Outcome,
+    Row,
+    Store,
+    Swap,
+    done,
+    encoded_key,
+    one_for_each_key,
+    unknown,
+)
+from pxrs.stores.etcd.client import EtcdClient, RevisionWatch, end_of, is_certain
 from pxrs.stores.etcd.grpc_channel import Failed, messages
-from pxrs.stores.etcd.transactions import MAX_OPERATIONS, EtcdSwap, SwapTransaction, bare, compare, read_request, waves
-from pxrs.stores.etcd.watch import RevisionWatch, end_of
 
 FORMAT = 1
 DEFAULT_PORT = 2379
 PAGE_ROWS = 10_000
+MAX_OPERATIONS = 128
+"""What etcd takes in one transaction, unless it is told otherwise (--max-txn-ops)."""
+MAX_BYTES = 1_048_576
+"""How large the values of one transaction may get: etcd refuses a request of 1.5 MiB (--max-request-bytes)."""
+NONCE_LENGTH = 12
+_MOD: int = messages.Compare.MOD
 
 
 class EtcdStore(Store):
@@ -37,7 +54,7 @@ class EtcdStore(Store):
         self.address = address
         self._prefix = f"{place}//".encode()
         self._format = f"{place}/format".encode()
-        self._client = Client(address, seconds, probe=self._format)
+        self._client = EtcdClient(address, seconds, probe=self._format)
         self._leases = Leases(self._client)
         self._watch = RevisionWatch(self._client, self._revision)
         self._clock = SystemClock()
@@ -101,10 +118,7 @@ class EtcdStore(Store):
         return int(self._client.ask("Range", [request])[0].header.revision)
 
     def _key(self, key: str) -> bytes:
-        try:
-            return self._prefix + key.encode()
-        except UnicodeEncodeError:
-            raise Refused(f"key {key!r} has no UTF-8 form") from None
+        return self._prefix + encoded_key(key)
 
     def _row(self, found: Any) -> Row:
         return Row(found.key[len(self._prefix) :].decode(), bare(found.value), found.mod_revision)
@@ -122,7 +136,7 @@ class EtcdStore(Store):
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
         self._check_open()
-        merged = _merged(swaps)
+        merged = one_for_each_key(swaps)
         if merged is None:
             return CONFLICT
         if len(merged) > self.max_atomic:
@@ -167,10 +181,205 @@ class EtcdStore(Store):
             raise Closed(f"{self.address} was closed before this call")
 
 
+# ---- leases of member rows ------------------------------------------------------------------------------------------
+# A lease is kept alive before its row is written, and lasts a second longer than asked: so the row does not vanish
+# earlier than its time to live after the write. It is never revoked, since that would delete what is attached to it.
+
+
+NONE = 0
+"""The id that says: no lease."""
+_SPARE_SECONDS = 1
+
+
+class _Lease(NamedTuple):
+    id: int
+    ttl_ms: int
+
+
+class Leases:
+    """The leases of one store object."""
+
+    def __init__(self, client: EtcdClient) -> None:
+        self._client = client
+        self._clock = SystemClock()
+        self._begin()
+        client.after_fork(self._begin)
+
+    def _begin(self) -> None:
+        """Also in a forked child: the leases are those of its parent's members."""
+        self._lock = threading.Lock()
+        self._held: dict[bytes, _Lease] = {}
+
+    def renew(self, wanted: Mapping[bytes, int]) -> dict[bytes, int]:
+        """Living leases for these keys with these times to live: their ids. Raises when the server does not answer."""
+        if not wanted:
+            return {}
+        with self._lock:
+            held = {key: lease for key in wanted if (lease := self._held.get(key)) and lease.ttl_ms == wanted[key]}
+        alive = self._keep_alive(held)
+        made = self._grant({key: ttl_ms for key, ttl_ms in wanted.items() if key not in alive})
+        with self._lock:
+            self._held |= made
+        return {key: lease.id for key, lease in {**alive, **made}.items()}
+
+    def renew_if_late(self, wanted: Mapping[bytes, int], begun: float) -> None:
+        """After the rows were written: if that took longer than the leases had to spare, keep them alive again."""
+        if wanted and self._clock.monotonic() - begun > _SPARE_SECONDS:
+            with self._lock:
+                held = {key: self._held[key] for key in wanted if key in self._held}
+            with suppress(PxrsError):
+                self._keep_alive(held)
+
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Keep the leases of these rows alive no longer: they are deleted, or shall stay for good."""
+        if self._held:
+            with self._lock:
+                for key in keys:
+                    self._held.pop(key, None)
+
+    def _keep_alive(self, held: Mapping[bytes, _Lease]) -> dict[bytes, _Lease]:
+        """Those that still live."""
+        if not held:
+            return {}
+        requests = [messages.LeaseKeepAliveRequest(ID=lease.id) for lease in held.values()]
+        answers = {answer.ID: answer.TTL for answer in self._client.converse("LeaseKeepAlive", requests)}
+        return {key: lease for key, lease in held.items() if answers.get(lease.id, 0) > 0}
+
+    def _grant(self, wanted: Mapping[bytes, int]) -> dict[bytes, _Lease]:
+        if not wanted:
+            return {}
+        requests = [messages.LeaseGrantRequest(TTL=_seconds(ttl_ms)) for ttl_ms in wanted.values()]
+        answers = self._client.send("LeaseGrant", requests)
+        for answer in answers:
+            if isinstance(answer, Failed):  # one that was granted after all runs out by itself
+                raise self._client.error(answer)
+        return {key: _Lease(answer.ID, wanted[key]) for key, answer in zip(wanted, answers, strict=True)}
+
+
+def _seconds(ttl_ms: int) -> int:
+    """Whole ones, as etcd has them, rounded up."""
+    return -(-ttl_ms // 1000) + _SPARE_SECONDS
+
+
+# ---- swaps as transactions, and what their answers say --------------------------------------------------------------
+# A transaction compares the revisions of all its rows. If one differs, nothing is written, and the answer shows the
+# revision of each: rows that differ are conflicts, and the others are tried again without them. Each row ends in twelve
+# random characters, the same for all rows of a transaction: by them a write is recognised whose answer was lost.
+
+
+class EtcdSwap(NamedTuple):
+    """One swap on its way: where it stands in the call, its key in etcd, and the lease that its row gets."""
+
+    place: int
+    key: bytes
+    swap: Swap
+    lease: int
+
+
+class SwapTransaction:
+    """Swaps that are sent together."""
+
+    def __init__(self, wishes: Sequence[EtcdSwap]) -> None:
+        self.wishes = wishes
+        self._nonce = os.urandom(NONCE_LENGTH // 2).hex().encode()
+
+    def request(self, ask_revisions: bool) -> Any:
+        """With ``ask_revisions`` an answer that refuses one of several rows says what stands there."""
+        asked = self.wishes if ask_revisions and len(self.wishes) > 1 else ()
+        return messages.TxnRequest(
+            compare=[compare(wish.key, wish.swap.expect) for wish in self.wishes],
+            success=[operation for wish in self.wishes if (operation := self._operation(wish)) is not None],
+            failure=[_get(wish.key, keys_only=True) for wish in asked],
+        )
+
+    def _operation(self, wish: EtcdSwap) -> Any:
+        if wish.swap.value is not None:
+            put = messages.PutRequest(key=wish.key, value=wish.swap.value + self._nonce, lease=wish.lease)
+            return messages.RequestOp(request_put=put)
+        if wish.swap.expect == ABSENT:
+            return None
+        return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=wish.key))
+
+    def outcome(self, wish: EtcdSwap, revision: int) -> Outcome:
+        """Of one row, when the transaction was done at this revision."""
+        return done(ABSENT if wish.swap.value is None else revision)
+
+    def differing(self, answer: Any) -> set[int]:
+        """The places of the wishes against which the answer speaks."""
+        if len(self.wishes) == 1:
+            return {self.wishes[0].place}
+        return {
+            wish.place
+            for wish, found in zip(self.wishes, answer.responses, strict=True)
+            if _revision(found) != wish.swap.expect
+        }
+
+    def reread(self) -> Any:
+        """Ask for the rows that it would have written."""
+        return read_request([wish.key for wish in self.wishes])
+
+    def revision_if_mine(self, answer: Any) -> int | None:
+        """The revision at which it was done, if one of the rows that now stand there is its own."""
+        rows = [row for found in answer.responses for row in found.response_range.kvs]
+        return next((int(row.mod_revision) for row in rows if row.value.endswith(self._nonce)), None)
+
+
+def read_request(keys: Sequence[bytes]) -> Any:
+    """A transaction that only reads."""
+    return messages.TxnRequest(success=[_get(key) for key in keys])
+
+
+def bare(value: bytes) -> bytes:
+    """A stored value as the caller wrote it."""
+    return value[:-NONCE_LENGTH]
+
+
+def compare(key: bytes, expect: int) -> Any:
+    return messages.Compare(key=key, target=_MOD, mod_revision=expect)  # equal, if nothing else is said
+
+
+def _get(key: bytes, keys_only: bool = False) -> Any:
+    return messages.RequestOp(request_range=messages.RangeRequest(key=key, keys_only=keys_only))
+
+
+def _revision(found: Any) -> int:
+    rows = found.response_range.kvs
+    return int(rows[0].mod_revision) if rows else ABSENT
+
+
+def waves(wishes: Sequence[EtcdSwap]) -> list[list[SwapTransaction]]:
+    """Transactions in the order in which they must be sent: those of one wave together, the waves one by one.
+
+    The last transaction goes alone: it may hold a ring of the bell, which must not be heard before the rest is done.
+    Where a key comes twice, each transaction goes alone.
+    """
+    if len(wishes) == 1:
+        return [[SwapTransaction(wishes)]]
+    parts = [SwapTransaction(part) for part in _parts(wishes)]
+    if len({wish.key for wish in wishes}) < len(wishes):
+        return [[part] for part in parts]
+    return [wave for wave in (parts[:-1], parts[-1:]) if wave]
+
+
+def _parts(wishes: Sequence[EtcdSwap]) -> Iterator[list[EtcdSwap]]:
+    part: list[EtcdSwap] = []
+    keys: set[bytes] = set()
+    size = 0
+    for wish in wishes:
+        more = len(wish.key) + len(wish.swap.value or b"")
+        if part and (len(part) == MAX_OPERATIONS or size + more > MAX_BYTES or wish.key in keys):
+            yield part
+            part, keys, size = [], set(), 0
+        part.append(wish)
+        keys.add(wish.key)
+        size += more
+    yield part
+
+
 class _SwapResults:
     """What became of the swaps of one call."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: EtcdClient) -> None:
         self._client = client
         self._found: dict[int, Outcome] = {}
         self._error: PxrsError | None = None
@@ -236,100 +445,3 @@ class _SwapResults:
             else:
                 reason = str(self._client.error(failure))
                 self._found |= {wish.place: unknown(reason) for wish in one.wishes}
-
-
-def _merged(swaps: Sequence[Swap]) -> list[Swap] | None:
-    """With one swap for each key; None if two of them cannot both be done.
-
-    The version that the first of two would give is not known before: only "delete, then create" goes together.
-    """
-    found: dict[str, Swap] = {}
-    for swap in swaps:
-        before = found.get(swap.key)
-        if before is None:
-            found[swap.key] = swap
-        elif before.value is None and swap.expect == ABSENT:
-            found[swap.key] = swap._replace(expect=before.expect)
-        else:
-            return None
-    return list(found.values())
-
-
-# ---- leases of member rows ------------------------------------------------------------------------------------------
-# A lease is kept alive before its row is written, and lasts a second longer than asked: so the row does not vanish
-# earlier than its time to live after the write. It is never revoked, since that would delete what is attached to it.
-
-
-NONE = 0
-"""The id that says: no lease."""
-_SPARE_SECONDS = 1
-
-
-class _Lease(NamedTuple):
-    id: int
-    ttl_ms: int
-
-
-class Leases:
-    """The leases of one store object."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._clock = SystemClock()
-        self._begin()
-        client.after_fork(self._begin)
-
-    def _begin(self) -> None:
-        """Also in a forked child: the leases are those of its parent's members."""
-        self._lock = threading.Lock()
-        self._held: dict[bytes, _Lease] = {}
-
-    def renew(self, wanted: Mapping[bytes, int]) -> dict[bytes, int]:
-        """Living leases for these keys with these times to live: their ids. Raises when the server does not answer."""
-        if not wanted:
-            return {}
-        with self._lock:
-            held = {key: lease for key in wanted if (lease := self._held.get(key)) and lease.ttl_ms == wanted[key]}
-        alive = self._keep_alive(held)
-        made = self._grant({key: ttl_ms for key, ttl_ms in wanted.items() if key not in alive})
-        with self._lock:
-            self._held |= made
-        return {key: lease.id for key, lease in {**alive, **made}.items()}
-
-    def renew_if_late(self, wanted: Mapping[bytes, int], begun: float) -> None:
-        """After the rows were written: if that took longer than the leases had to spare, keep them alive again."""
-        if wanted and self._clock.monotonic() - begun > _SPARE_SECONDS:
-            with self._lock:
-                held = {key: self._held[key] for key in wanted if key in self._held}
-            with suppress(PxrsError):
-                self._keep_alive(held)
-
-    def forget(self, keys: Iterable[bytes]) -> None:
-        """Keep the leases of these rows alive no longer: they are deleted, or shall stay for good."""
-        if self._held:
-            with self._lock:
-                for key in keys:
-                    self._held.pop(key, None)
-
-    def _keep_alive(self, held: Mapping[bytes, _Lease]) -> dict[bytes, _Lease]:
-        """Those that still live."""
-        if not held:
-            return {}
-        requests = [messages.LeaseKeepAliveRequest(ID=lease.id) for lease in held.values()]
-        answers = {answer.ID: answer.TTL for answer in self._client.converse("LeaseKeepAlive", requests)}
-        return {key: lease for key, lease in held.items() if answers.get(lease.id, 0) > 0}
-
-    def _grant(self, wanted: Mapping[bytes, int]) -> dict[bytes, _Lease]:
-        if not wanted:
-            return {}
-        requests = [messages.LeaseGrantRequest(TTL=_seconds(ttl_ms)) for ttl_ms in wanted.values()]
-        answers = self._client.send("LeaseGrant", requests)
-        for answer in answers:
-            if isinstance(answer, Failed):  # one that was granted after all runs out by itself
-                raise self._client.error(answer)
-        return {key: _Lease(answer.ID, wanted[key]) for key, answer in zip(wanted, answers, strict=True)}
-
-
-def _seconds(ttl_ms: int) -> int:
-    """Whole ones, as etcd has them, rounded up."""
-    return -(-ttl_ms // 1000) + _SPARE_SECONDS

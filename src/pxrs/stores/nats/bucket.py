@@ -21,7 +21,7 @@ from nats.aio.msg import Msg
 
 from pxrs.errors import Mismatch, NewerFormat, PxrsError, Refused, Unavailable, WentBack
 from pxrs.io.nats.client import ApiError, Client, Send, checked, nobody_answers, patiently, status_of
-from pxrs.stores.base import Row
+from pxrs.stores.base import Row, encoded_key
 
 FORMAT = 1
 EXPECT, STAMP, REST = "Nats-Expected-Last-Subject-Sequence", "Pxrs-Swap", "Pxrs-Rest"
@@ -308,10 +308,8 @@ MAX_SUBJECT = 2_000
 @lru_cache(maxsize=16_384)  # the same few keys are written all the time
 def stored_key(key: str) -> str:
     """The form in which a bucket holds the key; Refused if there is none."""
-    try:
-        return ".".join(_escaped(part) for part in key.split("/"))
-    except UnicodeEncodeError:
-        raise Refused(f"key {key!r} has no UTF-8 form") from None
+    encoded_key(key)
+    return ".".join(_escaped(part) for part in key.split("/"))
 
 
 def key_of(stored: str) -> str:

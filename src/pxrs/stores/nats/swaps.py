@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 from pxrs.errors import PxrsError, Refused, Unavailable
 from pxrs.io.clock import SystemClock
 from pxrs.io.nats.client import ApiError, Send, checked, nobody_answers, status_of
-from pxrs.stores.base import ABSENT, CONFLICT, Outcome, Swap, done, unknown
+from pxrs.stores.base import ABSENT, CONFLICT, Outcome, Swap, done, one_for_each_key, unknown
 from pxrs.stores.nats.bucket import BATCH_ID, EXPECT, MARKER_SECONDS, OPERATION, REST, STAMP, TTL, Bucket
 
 _WRONG_LAST = (10071, 10164)
@@ -165,7 +165,7 @@ class Swapper:
     # --- all or none
 
     async def all(self, swaps: Sequence[Swap], seconds: float) -> Outcome:
-        folded = _folded(swaps)
+        folded = one_for_each_key(swaps)
         if folded is None:
             return CONFLICT
         if len(folded) < 2:
@@ -217,20 +217,6 @@ def _done_together(tries: list[_Try], last: int) -> Outcome:
     """The messages of a batch have sequences in a row."""
     first = last - len(tries) + 1
     return done(max((first + number for number, one in enumerate(tries) if one.swap.value is not None), default=ABSENT))
-
-
-def _folded(swaps: Sequence[Swap]) -> list[Swap] | None:
-    """One swap for each key; None if one of them contradicts an earlier one of its key."""
-    folded: dict[str, Swap] = {}
-    for swap in swaps:
-        before = folded.get(swap.key)
-        if before is None:
-            folded[swap.key] = swap
-        elif before.value is None and swap.expect == ABSENT:
-            folded[swap.key] = swap._replace(expect=before.expect)
-        else:
-            return None  # nobody knows yet which version the earlier one gives
-    return list(folded.values())
 
 
 def _waves(tries: list[_Try]) -> list[list[_Try]]:

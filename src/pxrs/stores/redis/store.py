@@ -16,7 +16,7 @@ from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, Refused, Unavailab
 from pxrs.io.address import parse
 from pxrs.io.fork import renew_in_child
 from pxrs.settings import Settings
-from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, done, unknown
+from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, done, encoded_key, unknown
 from pxrs.stores.redis.client import Listener, Lost, RedisClient, Rejected, Script, Word
 from pxrs.stores.redis.scripts import DELETE, FORMAT, HEAD, NONCE_LETTERS, OPEN, SCAN, SWAP, VERSION_DIGITS
 
@@ -77,7 +77,7 @@ class RedisStore(Store):
         return [None if raw is None else self._row(key, raw) for key, raw in zip(keys, found, strict=True)]
 
     def scan(self, prefix: str) -> list[Row]:
-        found = self._client.look(_SCAN, [self._names.keys], [*_range(_encoded(prefix)), self._names.rows])
+        found = self._client.look(_SCAN, [self._names.keys], [*_range(encoded_key(prefix)), self._names.rows])
         pairs = zip(found[::2], found[1::2], strict=True)
         return [self._row(key.decode(), raw) for key, raw in pairs]
 
@@ -103,7 +103,7 @@ class RedisStore(Store):
         self._client.check_open()
         if not after:
             self._client.ask("PING")  # without a server there is nothing to wait for
-        return self._listener.wait(_encoded(prefix), after, timeout)
+        return self._listener.wait(encoded_key(prefix), after, timeout)
 
     def close(self) -> None:
         self._client.close()
@@ -214,13 +214,6 @@ def _range(prefix: bytes) -> tuple[bytes, bytes]:
     return b"[" + prefix, b"(" + prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-def _encoded(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise Refused(f"key {text!r} has no UTF-8 form") from None
-
-
 # ---- what a server must be like -------------------------------------------------------------------------------------
 
 
@@ -270,10 +263,7 @@ class Names(NamedTuple):
         return self.tag + b"changes:" + self.database
 
     def row(self, key: str) -> bytes:
-        try:
-            return self.rows + key.encode()
-        except UnicodeEncodeError:
-            raise Refused(f"key {key!r} has no UTF-8 form") from None
+        return self.rows + encoded_key(key)
 
 
 def prepare(client: RedisClient, names: Names) -> None:

@@ -28,10 +28,11 @@ from pxrs.io.clock import SystemClock
 from pxrs.io.sql.connections import Connections, Deadline, Driver, Sort, Trouble, as_error, driver_for
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Guarantee, Outcome, Row, Store, Swap, done, unknown
-from pxrs.stores.sql.statements import PendingSwap, Statements, statements_for
-from pxrs.stores.sql.swaps import (
+from pxrs.stores.sql.statements import (
     JoinedChange,
     OwnChange,
+    PendingSwap,
+    Statements,
     SwapAttempt,
     as_rows,
     encoded,
@@ -39,6 +40,7 @@ from pxrs.stores.sql.swaps import (
     key_range,
     outcome_of,
     requests,
+    statements_for,
     wishes_of,
 )
 from pxrs.stores.sql.tables import Tables
