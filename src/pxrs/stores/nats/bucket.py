@@ -20,7 +20,8 @@ from urllib.parse import quote, unquote
 from nats.aio.msg import Msg
 
 from pxrs.errors import Mismatch, NewerFormat, PxrsError, Refused, Unavailable, WentBack
-from pxrs.io.nats.client import ApiError, Client, Send, checked, nobody_answers, patiently, status_of
+from pxrs.io.nats.client import ApiError, Client, checked, nobody_answers, patiently
+from pxrs.io.nats.requests import Send, status_of
 from pxrs.stores.base import Row, encoded_key
 
 FORMAT = 1

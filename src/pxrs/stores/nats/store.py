@@ -27,7 +27,8 @@ from pxrs.io.address import parse
 from pxrs.io.clock import SystemClock
 from pxrs.io.fork import renew_in_child
 from pxrs.io.nats.address import PORT, address_of
-from pxrs.io.nats.client import ApiError, Client, NotDoneInTime, patiently, status_of
+from pxrs.io.nats.client import ApiError, Client, NotDoneInTime, patiently
+from pxrs.io.nats.requests import status_of
 from pxrs.settings import Settings
 from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap, unknown
 from pxrs.stores.nats.bucket import Bucket

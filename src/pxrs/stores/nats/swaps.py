@@ -15,7 +15,8 @@ from nats.aio.msg import Msg
 
 from pxrs.errors import PxrsError, Refused, Unavailable
 from pxrs.io.clock import SystemClock
-from pxrs.io.nats.client import ApiError, Send, checked, nobody_answers, status_of
+from pxrs.io.nats.client import ApiError, checked, nobody_answers
+from pxrs.io.nats.requests import Send, status_of
 from pxrs.stores.base import ABSENT, CONFLICT, Outcome, Swap, done, one_for_each_key, unknown
 from pxrs.stores.nats.bucket import BATCH_ID, EXPECT, MARKER_SECONDS, OPERATION, REST, STAMP, TTL, Bucket
 
