@@ -3,58 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from pxrs.testing.faults.suite import FaultSuite
 from pxrs.testing.ground import Ground
-from tests.stores.etcd.ground import EtcdGround
-from tests.stores.grounds_embedded import MemoryGround, SqliteGround
-from tests.stores.lockfiles.ground import LockFilesGround
-from tests.stores.nats.ground import NatsGround
-from tests.stores.redis.ground import RedisGround
-from tests.stores.sql.ground import MariadbGround, PostgresGround
+from tests.stores.kinds.table import KINDS
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-class TestMemory(FaultSuite):
+class Faults(FaultSuite):
+    kind: ClassVar[str]
+
+    def make_ground(self, directory: Path) -> Ground:
+        return KINDS[self.kind].ground(directory)  # type: ignore[call-arg]  # each takes the directory
+
+
+class TestMemory(Faults):
+    kind = "memory"
     in_processes = False
 
-    def make_ground(self, directory: Path) -> Ground:
-        return MemoryGround(directory)
+
+class TestSqlite(Faults):
+    kind = "sqlite"
 
 
-class TestSqlite(FaultSuite):
-    def make_ground(self, directory: Path) -> Ground:
-        return SqliteGround(directory)
+class TestLockFiles(Faults):
+    kind = "lockfiles"
 
 
-class TestLockFiles(FaultSuite):
-    def make_ground(self, directory: Path) -> Ground:
-        return LockFilesGround(directory)
+class TestValkey(Faults):
+    kind = "redis"
 
 
-class TestValkey(FaultSuite):
-    def make_ground(self, directory: Path) -> Ground:
-        return RedisGround(directory)
+class TestPostgres(Faults):
+    kind = "postgresql"
 
 
-class TestPostgres(FaultSuite):
-    def make_ground(self, directory: Path) -> Ground:
-        return PostgresGround(directory)
+class TestMariadb(Faults):
+    kind = "mysql"
 
 
-class TestMariadb(FaultSuite):
-    def make_ground(self, directory: Path) -> Ground:
-        return MariadbGround(directory)
+class TestNats(Faults):
+    kind = "nats"
 
 
-class TestNats(FaultSuite):
-    def make_ground(self, directory: Path) -> Ground:
-        return NatsGround(directory)
-
-
-class TestEtcd(FaultSuite):
-    def make_ground(self, directory: Path) -> Ground:
-        return EtcdGround(directory)
+class TestEtcd(Faults):
+    kind = "etcd"

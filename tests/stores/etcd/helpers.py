@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 
-from pxrs.settings import Settings
 from pxrs.stores.etcd.grpc_channel import Channel, Failed, messages
 from pxrs.stores.etcd.store import EtcdStore
 from pxrs.testing.proxy import Direction, Proxy
 from pxrs.testing.servers.etcd import EtcdServer
-
-SOON = 30.0
-LONG = 3_600.0
+from tests.stores.kinds.places import SOON
 
 
-def new_place() -> str:
-    return f"test-{secrets.token_hex(6)}"
-
-
-def opened(url: str, **settings: Any) -> EtcdStore:
-    return EtcdStore.open(url, Settings(**settings))
-
-
-@contextmanager
-def store_on(server: EtcdServer, place: str = "", options: str = "") -> Iterator[EtcdStore]:
-    store = opened(server.url(place or new_place(), options))
-    try:
-        yield store
-    finally:
-        store.close()
+def losing_everything(_: EtcdStore, proxy: Proxy, direction: Direction) -> AbstractContextManager[None]:
+    """Reads are lost as well: nothing that is asked afterwards tells what became of a swap."""
+    return proxy.losing(direction)
 
 
 @contextmanager

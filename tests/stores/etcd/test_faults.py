@@ -22,7 +22,8 @@ from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.etcd import EtcdCluster, EtcdServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
-from tests.stores.etcd.helpers import LONG, SOON, new_place, opened, operator_of, store_on
+from tests.stores.etcd.helpers import operator_of
+from tests.stores.kinds.places import LONG, SOON, new_place, opened, store_on
 
 # ---- the stream of changes -------------------------------------------------------------------------------------------
 

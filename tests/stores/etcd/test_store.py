@@ -2,41 +2,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import pytest
 
 from pxrs.drivers import find_driver
 from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused, Unavailable
 from pxrs.io.clock import SystemClock
-from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Row, Store, Swap, Verdict
+from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Row, Swap, Verdict
 from pxrs.stores.etcd import store as driver
 from pxrs.stores.etcd.grpc_channel import messages
 from pxrs.stores.etcd.store import EtcdStore
-from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import free_ports, wait_until
 from pxrs.testing.servers.etcd import EtcdServer
 from pxrs.testing.stores.hooks import get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
-from tests.stores.etcd.helpers import SOON, losing_swaps_alone, new_place, opened, operator_of, store_on
-
-
-class TestEtcdStore(StoreSuite):
-    """Every store goes through a proxy that can lose what the server answers."""
-
-    @pytest.fixture(autouse=True)
-    def _place(self, etcd_server: EtcdServer) -> Iterator[None]:
-        with Proxy("127.0.0.1", etcd_server.port) as self.proxy:
-            self.url = f"etcd://{self.proxy.address}/{new_place()}?timeout_ms=2000"
-            yield
-
-    def make_store(self, tmp_path: Path) -> Store:
-        return opened(self.url)
-
-    def lose_reply(self, store: Store, applied: bool) -> AbstractContextManager[object]:
-        return self.proxy.losing("replies" if applied else "requests")
+from tests.stores.etcd.helpers import losing_swaps_alone, operator_of
+from tests.stores.kinds.places import SOON, new_place, opened, store_on
 
 
 @pytest.fixture

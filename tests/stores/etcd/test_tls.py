@@ -23,7 +23,8 @@ from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.etcd import EtcdServer, TlsFiles
 from pxrs.testing.stores.hooks import Background, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
-from tests.stores.etcd.helpers import LONG, SOON, new_place, opened, operator_of
+from tests.stores.etcd.helpers import operator_of
+from tests.stores.kinds.places import LONG, SOON, new_place, opened
 
 # ---- certificates ----------------------------------------------------------------------------------------------------
 

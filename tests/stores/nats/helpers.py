@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -14,37 +13,10 @@ import pytest
 
 from pxrs.errors import Unavailable
 from pxrs.io.nats import client as nats_client
-from pxrs.settings import Settings
 from pxrs.stores.nats.store import NatsStore
 from pxrs.testing.proxy import Direction, Proxy
 from pxrs.testing.servers.base import wait_until
-from pxrs.testing.servers.nats import NatsServer
-
-SOON = 20.0
-LONG = 3_600.0
-
-
-def new_bucket() -> str:
-    return f"test-{secrets.token_hex(6)}"
-
-
-def opened(url: str, **settings: Any) -> NatsStore:
-    return NatsStore.open(url, Settings(**settings))
-
-
-@contextmanager
-def store_at(url: str, **settings: Any) -> Iterator[NatsStore]:
-    store = opened(url, **settings)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextmanager
-def store_on(server: NatsServer, bucket: str = "", options: str = "timeout_ms=3000") -> Iterator[NatsStore]:
-    with store_at(server.url(bucket or new_bucket(), options)) as store:
-        yield store
+from tests.stores.kinds.places import SOON
 
 
 def ask(address: str, verb: str, body: Any = None) -> dict[str, Any]:

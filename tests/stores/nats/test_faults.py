@@ -7,7 +7,7 @@ import shutil
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,18 +25,8 @@ from pxrs.testing.servers.base import free_ports, wait_until
 from pxrs.testing.servers.nats import NatsCluster, NatsServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
-from tests.stores.nats.helpers import (
-    LONG,
-    SOON,
-    ask,
-    client_loop,
-    consumers,
-    delete_consumers,
-    new_bucket,
-    opened,
-    store_at,
-    store_on,
-)
+from tests.stores.kinds.places import LONG, SOON, new_place, opened, store_at, store_on
+from tests.stores.nats.helpers import ask, client_loop, consumers, delete_consumers
 
 pytestmark = pytest.mark.processes
 _PATIENT = "timeout_ms=15000"
@@ -44,7 +34,7 @@ _PATIENT = "timeout_ms=15000"
 
 @pytest.fixture
 def bucket() -> str:
-    return new_bucket()
+    return new_place()
 
 
 @pytest.fixture
@@ -296,12 +286,13 @@ def test_a_deleted_bucket_is_reported_and_not_made_again(nats_server: NatsServer
     with store_on(nats_server, bucket) as store:
         version = put(store, "a", b"x")
         ask(nats_server.address, f"STREAM.DELETE.KV_{bucket}")
-        for call in (
+        calls: list[Callable[[], object]] = [
             lambda: store.read(["a"]),
             lambda: store.scan(""),
             lambda: store.swap_each([Swap("a", version, b"y")]),
             lambda: store.swap_all([Swap("a", version, b"y"), Swap("b", ABSENT, b"y")]),
-        ):
+        ]
+        for call in calls:
             with pytest.raises(WentBack, match="gone"):
                 call()
         with store_on(nats_server, bucket) as again:
@@ -368,7 +359,7 @@ def test_tls_is_used_and_verified(certificate: Path, tmp_path: Path) -> None:
         with store_at(server.url("b", f"ca={certificate}")) as store:
             put(store, "a", b"x")
             live = store._client.run(store._client._connection().ready(), SOON)
-            writer = live._transport._io_writer  # type: ignore[union-attr]  # the library's own
+            writer = live._transport._io_writer  # the library's own
             assert isinstance(writer.get_extra_info("ssl_object"), ssl.SSLObject)
         with store_at(server.url("b", "tls=true&tls_verify=false")) as store:
             assert value_of(store, "a") == b"x"

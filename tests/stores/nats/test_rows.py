@@ -22,14 +22,15 @@ from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.nats import NatsServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
-from tests.stores.nats.helpers import LONG, SOON, ask, edit, losing_swaps_alone, new_bucket, opened, store_at, store_on
+from tests.stores.kinds.places import LONG, SOON, new_place, opened, store_at, store_on
+from tests.stores.nats.helpers import ask, edit, losing_swaps_alone
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
 def bucket() -> str:
-    return new_bucket()
+    return new_place()
 
 
 @pytest.fixture

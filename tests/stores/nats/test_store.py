@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,12 @@ from nats import errors
 from pxrs.settings import Settings
 from pxrs.stores.base import Store
 from pxrs.stores.nats.store import NatsStore
-from pxrs.testing.conformance import StoreSuite
-from pxrs.testing.proxy import Proxy
-from pxrs.testing.servers.nats import NatsCluster, NatsServer
+from pxrs.testing.servers.nats import NatsCluster
 from pxrs.testing.stores.batches import BatchPromises
 from pxrs.testing.stores.rows import RowPromises
 from pxrs.testing.stores.sharing import SharingPromises
 from pxrs.testing.stores.waits import WaitPromises
-from tests.stores.nats.helpers import ask, losing_from_the_next_swap
+from tests.stores.nats.helpers import ask
 
 pytestmark = pytest.mark.processes
 
@@ -28,28 +26,6 @@ pytestmark = pytest.mark.processes
 def bucket_of(place: Path) -> str:
     """All tests share one server, and each has a bucket of its own."""
     return xxhash.xxh3_64_hexdigest(str(place).encode())
-
-
-class TestNatsStore(StoreSuite):
-    largest_value = 1_000_000  # the server takes messages of up to 1 MiB unless it is told otherwise
-    _server: NatsServer
-    _proxy: Proxy
-
-    @pytest.fixture(autouse=True)
-    def server(self, nats_server: NatsServer) -> Iterator[None]:
-        self._server = nats_server
-        with Proxy("127.0.0.1", nats_server.port) as self._proxy:
-            yield
-
-    def make_store(self, tmp_path: Path) -> Store:
-        return NatsStore.open(f"nats://{self._proxy.address}/{bucket_of(tmp_path)}?timeout_ms=2000", Settings())
-
-    def make_second(self, store: Store, tmp_path: Path) -> Store:
-        return NatsStore.open(f"nats://{self._server.address}/{bucket_of(tmp_path)}", Settings())
-
-    def lose_reply(self, store: Store, applied: bool) -> AbstractContextManager[object]:
-        assert isinstance(store, NatsStore)
-        return losing_from_the_next_swap(store, self._proxy, "replies" if applied else "requests")
 
 
 @pytest.fixture(scope="module")

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
-from pxrs.settings import Settings
 from pxrs.stores.redis.store import RedisStore
 from pxrs.testing.proxy import Direction, Proxy
-from pxrs.testing.servers.valkey import ValkeyServer
-
-SOON = 20.0
-LONG = 3_600.0
-
-
-def new_place() -> str:
-    return f"test-{secrets.token_hex(6)}"
-
-
-def opened(url: str, **settings: Any) -> RedisStore:
-    return RedisStore.open(url, Settings(**settings))
-
-
-@contextmanager
-def store_on(server: ValkeyServer, place: str = "", options: str = "timeout_ms=2000") -> Iterator[RedisStore]:
-    store = opened(server.url(place or new_place(), options))
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def is_listening(store: RedisStore) -> bool:

@@ -15,7 +15,8 @@ from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
-from tests.stores.redis.helpers import LONG, SOON, has_waiters, is_listening, new_place, opened, store_on
+from tests.stores.kinds.places import LONG, SOON, new_place, opened, store_on
+from tests.stores.redis.helpers import has_waiters, is_listening
 
 pytestmark = pytest.mark.processes
 
@@ -360,7 +361,8 @@ def test_an_unavailable_later_part_leaves_the_first_ones_done(
             calls.append(arguments)
             if len(calls) == 2:
                 raise Unavailable("no connection")
-            return run(*arguments)  # type: ignore[arg-type]
+            answer: object = run(*arguments)
+            return answer
 
         monkeypatch.setattr(store._client, "run", run_once)
         outcomes = store.swap_each([Swap(f"{number:02d}", ABSENT, b"x") for number in range(35)])

@@ -3,40 +3,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from pxrs.drivers import find_driver
 from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused, Unavailable
 from pxrs.io.clock import SystemClock
-from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Store, Swap, Verdict
+from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Swap, Verdict
 from pxrs.stores.redis.store import RedisStore
-from pxrs.testing.conformance import StoreSuite
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import free_ports, wait_until
 from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
-from tests.stores.redis.helpers import SOON, losing_from_the_next_swap, losing_swaps_alone, new_place, opened, store_on
-
-
-class TestRedisStore(StoreSuite):
-    """Every store goes through a proxy that can lose what the server answers."""
-
-    @pytest.fixture(autouse=True)
-    def _place(self, valkey_server: ValkeyServer) -> Iterator[None]:
-        with Proxy("127.0.0.1", valkey_server.port) as self.proxy:
-            self.url = f"redis://{self.proxy.address}/0?prefix={new_place()}&timeout_ms=2000"
-            yield
-
-    def make_store(self, tmp_path: Path) -> Store:
-        return opened(self.url)
-
-    def lose_reply(self, store: Store, applied: bool) -> AbstractContextManager[object]:
-        assert isinstance(store, RedisStore)
-        return losing_from_the_next_swap(store, self.proxy, "replies" if applied else "requests")
+from tests.stores.kinds.places import SOON, new_place, opened, store_on
+from tests.stores.redis.helpers import losing_swaps_alone
 
 
 @pytest.fixture
@@ -201,10 +182,6 @@ def test_a_server_that_forgot_its_scripts_is_told_again(valkey_server: ValkeySer
 
 
 # ---- opening ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_driver_answers_to_its_url() -> None:
-    assert find_driver("pxrs.stores", "redis://127.0.0.1:6379") is RedisStore
 
 
 @pytest.mark.parametrize(

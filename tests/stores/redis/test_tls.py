@@ -22,7 +22,8 @@ from pxrs.stores.base import ABSENT
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.valkey import ValkeyServer
 from pxrs.testing.stores.hooks import Background, put, value_of
-from tests.stores.redis.helpers import LONG, SOON, has_waiters, new_place, opened
+from tests.stores.kinds.places import LONG, SOON, new_place, opened
+from tests.stores.redis.helpers import has_waiters
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import pytest
-
-from pxrs.settings import Settings
 from pxrs.stores.base import Store
 from pxrs.stores.sql import store as sql
 from pxrs.stores.sql.statements import OwnChange
@@ -20,48 +16,10 @@ from pxrs.testing.proxy import Direction, Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.mariadb import MariadbServer
 from pxrs.testing.servers.postgres import PostgresServer
+from tests.stores.kinds.places import SOON
 
 SqlServer = PostgresServer | MariadbServer
-SOON = 30.0
 OPTIONS = "timeout_ms=5000&look_ms=10"
-
-
-@pytest.fixture(params=["postgres_server", "mariadb_server"])
-def server(request: pytest.FixtureRequest) -> SqlServer:
-    """Each of the two, shared by all tests of this file."""
-    found: SqlServer = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> str:
-    """A name that no other test has."""
-    return str(tmp_path)
-
-
-@pytest.fixture
-def store(server: SqlServer, place: str) -> Iterator[SqlStore]:
-    made = opened(server.url(place, options=OPTIONS))
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def proxy(server: SqlServer) -> Iterator[Proxy]:
-    with Proxy("127.0.0.1", server.port) as between:
-        yield between
-
-
-@pytest.fixture
-def far_store(server: SqlServer, place: str, proxy: Proxy) -> Iterator[SqlStore]:
-    """Through the proxy."""
-    made = opened(server.url(place, proxy.address, OPTIONS))
-    yield made
-    made.close()
-
-
-def opened(url: str, **settings: Any) -> SqlStore:
-    return SqlStore.open(url, Settings(**settings))
 
 
 @contextmanager

@@ -17,21 +17,8 @@ from pxrs.stores.sql.statements import Statements
 from pxrs.stores.sql.store import SqlStore
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
-from tests.stores.sql.helpers import (
-    OPTIONS,
-    SOON,
-    SqlServer,
-    far_store,
-    hasty,
-    opened,
-    place,
-    proxy,
-    server,
-    store,
-)
-
-__all__ = ["far_store", "place", "proxy", "server", "store"]
-
+from tests.stores.kinds.places import SOON, opened
+from tests.stores.sql.helpers import OPTIONS, SqlServer, hasty
 
 # ---- deadlocks ------------------------------------------------------------------------------------------------------
 

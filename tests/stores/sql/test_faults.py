@@ -17,23 +17,8 @@ from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.mariadb import MariadbServer
 from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.stores.hooks import Background, get, put, swap, value_of
-from tests.stores.sql.helpers import (
-    OPTIONS,
-    SOON,
-    SqlServer,
-    at_the_next_commit,
-    far_store,
-    hanging_up,
-    hasty,
-    opened,
-    place,
-    proxy,
-    server,
-    store,
-)
-
-__all__ = ["far_store", "place", "proxy", "server", "store"]
-
+from tests.stores.kinds.places import SOON, opened
+from tests.stores.sql.helpers import OPTIONS, SqlServer, at_the_next_commit, hanging_up, hasty
 
 # ---- answers that are lost -------------------------------------------------------------------------------------------
 

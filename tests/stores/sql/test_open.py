@@ -26,9 +26,8 @@ from pxrs.testing.servers.mariadb import PASSWORD, MariadbServer
 from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.stores.hooks import get, put, swap, value_of
 from pxrs.testing.stores.sharing import in_forked_child
-from tests.stores.sql.helpers import OPTIONS, SqlServer, opened, place, server, store
-
-__all__ = ["place", "server", "store"]
+from tests.stores.kinds.places import opened
+from tests.stores.sql.helpers import OPTIONS, SqlServer
 
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 

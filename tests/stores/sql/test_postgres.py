@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from pxrs.drivers import find_driver
 from pxrs.errors import Unavailable
 from pxrs.io.address import parse
 from pxrs.io.sql.postgres import ENDS_TRANSACTIONS, PostgresDriver
 from pxrs.settings import Settings
 from pxrs.stores.base import Store, Verdict
 from pxrs.stores.sql.store import SqlStore
-from pxrs.testing.conformance import StoreSuite
-from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import wait_until
 from pxrs.testing.servers.names import table_name
 from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.stores.hooks import put, swap, value_of
-from tests.stores.sql.helpers import losing_commits
-
-
-class TestPostgresStore(StoreSuite):
-    @pytest.fixture(autouse=True)
-    def _server(self, postgres_server: PostgresServer) -> Iterator[None]:
-        self.server = postgres_server
-        with Proxy("127.0.0.1", postgres_server.port) as self.proxy:
-            yield
-
-    def make_store(self, tmp_path: Path) -> Store:
-        url = self.server.url(str(tmp_path), self.proxy.address, "timeout_ms=5000&look_ms=10")
-        return SqlStore.open(url, Settings())
-
-    def lose_reply(self, store: Store, applied: bool) -> AbstractContextManager[object]:
-        return losing_commits(store, self.proxy, "replies" if applied else "requests")
-
-
-def test_the_driver_answers_to_its_url() -> None:
-    assert find_driver("pxrs.stores", "postgresql://h/d") is SqlStore
 
 
 def test_whoever_stops_in_the_middle_of_a_pipeline_does_not_keep_its_rows_locked(

@@ -14,7 +14,8 @@ from pxrs.testing.servers.names import table_name
 from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.servers.templates import lay_out
 from pxrs.testing.stores.hooks import Background, get, put, value_of
-from tests.stores.sql.helpers import SOON, SqlServer, opened
+from tests.stores.kinds.places import SOON, opened
+from tests.stores.sql.helpers import SqlServer
 
 pytestmark = pytest.mark.processes
 

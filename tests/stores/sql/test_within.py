@@ -12,9 +12,8 @@ from pxrs.stores.base import ABSENT, CONFLICT, Swap, Verdict
 from pxrs.stores.sql.store import SqlStore
 from pxrs.testing.servers.names import table_name
 from pxrs.testing.stores.hooks import get, put, value_of
-from tests.stores.sql.helpers import SqlServer, opened, place, server, store
-
-__all__ = ["place", "server", "store"]
+from tests.stores.kinds.places import opened
+from tests.stores.sql.helpers import SqlServer
 
 
 @pytest.fixture
