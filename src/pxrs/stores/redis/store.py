@@ -223,44 +223,22 @@ logger = logging.getLogger(__name__)
 class Names(NamedTuple):
     """The keys of one registry. What stands in braces decides the slot in a cluster: it is the same for all."""
 
-    tag: bytes
-    database: bytes
+    rows: bytes
+    """What stands before every key of a row."""
+    keys: bytes
+    gone: bytes
+    revision: bytes
+    format: bytes
+    trial: bytes
+    changes: bytes
+    """The channel. Channels are the same in all databases of a server, so its number is in the name."""
 
     @classmethod
     def of(cls, prefix: str, database: str) -> Names:
         if not prefix or "{" in prefix or "}" in prefix:
             raise BadUrl(f"prefix = {prefix!r}: a name for the registry, without braces")
-        return cls(b"{" + prefix.encode() + b"}:", database.encode())
-
-    @property
-    def rows(self) -> bytes:
-        """What stands before every key of a row."""
-        return self.tag + b"row:"
-
-    @property
-    def keys(self) -> bytes:
-        return self.tag + b"keys"
-
-    @property
-    def gone(self) -> bytes:
-        return self.tag + b"gone"
-
-    @property
-    def revision(self) -> bytes:
-        return self.tag + b"revision"
-
-    @property
-    def format(self) -> bytes:
-        return self.tag + b"format"
-
-    @property
-    def trial(self) -> bytes:
-        return self.tag + b"trial"
-
-    @property
-    def changes(self) -> bytes:
-        """The channel. Channels are the same in all databases of a server, so its number is in the name."""
-        return self.tag + b"changes:" + self.database
+        names = ("row:", "keys", "gone", "revision", "format", "trial", f"changes:{database}")
+        return cls(*(f"{{{prefix}}}:{name}".encode() for name in names))
 
     def row(self, key: str) -> bytes:
         return self.rows + encoded_key(key)
