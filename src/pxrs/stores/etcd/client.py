@@ -76,8 +76,7 @@ class EtcdClient:
         self._token: str | None = None
         self._authentic = False
         self._closed = False
-        self._after_fork: list[Callable[[], None]] = []
-        renew_in_child(self, EtcdClient.forget_parent)
+        renew_in_child(self, EtcdClient._forget_parent)
 
     # ---- asking --------------------------------------------------------------------------------------------------
 
@@ -265,17 +264,11 @@ class EtcdClient:
 
     # ---- ends ----------------------------------------------------------------------------------------------------
 
-    def after_fork(self, call: Callable[[], None]) -> None:
-        """Call it in a forked child, before anything else happens there."""
-        self._after_fork.append(call)
-
-    def forget_parent(self) -> None:
+    def _forget_parent(self) -> None:
         """In a forked child: the connections are those of the parent."""
         keep_for_parent((self._nodes, self._watching))
         self._lock = threading.Lock()
         self._nodes, self._watching = [], []
-        for call in self._after_fork:
-            call()
 
     def close(self) -> None:
         with self._lock:
@@ -342,7 +335,7 @@ class RevisionWatch:
         self._closed = False
         self._stream: Any = None
         self._begin()
-        client.after_fork(self._begin)
+        renew_in_child(self, RevisionWatch._begin)
 
     def _begin(self) -> None:
         """Also in a forked child, which has neither the thread nor the locks of its parent."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from pxrs.errors import Closed, Damaged, NewerFormat, PxrsError, Refused
 from pxrs.io.address import Address, parse
 from pxrs.io.clock import SystemClock
+from pxrs.io.fork import renew_in_child
 from pxrs.settings import Settings
 from pxrs.stores.base import (
     ABSENT,
@@ -203,7 +204,7 @@ class Leases:
         self._client = client
         self._clock = SystemClock()
         self._begin()
-        client.after_fork(self._begin)
+        renew_in_child(self, Leases._begin)
 
     def _begin(self) -> None:
         """Also in a forked child: the leases are those of its parent's members."""
