@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable, masked
-from pxrs.io.address import Address
+from pxrs.io.address import COMMON, Address
 from pxrs.io.clock import SystemClock
 from pxrs.io.fork import renew_in_child
 
@@ -30,6 +30,7 @@ except ModuleNotFoundError as error:
 T = TypeVar("T")
 P = ParamSpec("P")
 
+_OURS = frozenset({*COMMON, "table", "look_ms"})
 MOST_IDLE = 8
 """The number of connections that a process keeps open for its next calls."""
 ENGINE_SECONDS = 60.0
@@ -92,6 +93,10 @@ class Driver(ABC):
     @abstractmethod
     def sort_of(self, error: Exception) -> Sort:
         """The meaning of an error that a statement raised."""
+
+    def options_of(self, address: Address) -> dict[str, str]:
+        """Options of the URL that are not ours: they are for the database's own driver."""
+        return {name: value for name, value in address.options.items() if name not in _OURS}
 
     def cursor(self, connection: Any) -> Any:
         """The cursor that runs statements. A connection is used by one thread at a time, so one is enough for it."""

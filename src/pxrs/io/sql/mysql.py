@@ -6,7 +6,7 @@ import select
 from typing import Any, ClassVar
 
 from pxrs.errors import BadUrl
-from pxrs.io.address import COMMON, Address
+from pxrs.io.address import Address
 from pxrs.io.sql.connections import Driver, Sort, new_dialect
 
 try:
@@ -16,7 +16,6 @@ try:
 except ModuleNotFoundError as error:
     raise BadUrl("mysql:// needs the package pymysql: pip install 'pxrs[mysql]'") from error
 
-OURS = frozenset({*COMMON, "table", "look_ms"})
 # FOUND_ROWS: an UPDATE tells how many rows it found, not how many it changed.
 # MULTI_STATEMENTS: a whole batch is one request, with an answer for each statement.
 _FLAGS = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
@@ -47,7 +46,7 @@ class MysqlDriver(Driver):
         self.errors = (pymysql.Error, OSError)
 
     def connect(self, address: Address, seconds: float, autocommit: bool = True) -> Any:
-        given = {name: _typed(value) for name, value in address.options.items() if name not in OURS}
+        given = {name: _typed(value) for name, value in self.options_of(address).items()}
         if len(address.hosts) > 1:
             # A replica would answer too, and take writes that the primary never sees: two owners for each partition.
             raise BadUrl(f"{address}: name one host; MySQL does not tell a primary from a replica that is behind")

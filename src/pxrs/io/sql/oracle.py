@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pxrs.errors import BadUrl
-from pxrs.io.address import COMMON, Address
+from pxrs.io.address import Address
 from pxrs.io.sql.connections import Driver, Sort, new_dialect
 
 try:
@@ -14,7 +14,6 @@ try:
 except ModuleNotFoundError as error:
     raise BadUrl("oracle:// needs the package oracledb: pip install 'pxrs[oracle]'") from error
 
-OURS = frozenset({*COMMON, "table", "look_ms"})
 _AGAIN = {54, 60, 8177, 30006}
 _LOST = {
     28, 600, 603, 1012, 1033, 1034, 1089, 1090, 1092, 2396, 3113, 3114, 3135,
@@ -45,7 +44,7 @@ class OracleDriver(Driver):
         self.errors = (oracledb.Error, OSError)
 
     def connect(self, address: Address, seconds: float, autocommit: bool = True) -> Any:
-        given = {name: value for name, value in address.options.items() if name not in OURS}
+        given = self.options_of(address)
         wanted = {
             "user": address.user,
             "password": address.password,

@@ -6,7 +6,7 @@ import select
 from typing import Any, ClassVar
 
 from pxrs.errors import BadUrl
-from pxrs.io.address import COMMON, Address
+from pxrs.io.address import Address
 from pxrs.io.sql.connections import Driver, Sort, new_dialect
 
 try:
@@ -17,7 +17,6 @@ try:
 except ModuleNotFoundError as error:
     raise BadUrl("postgresql:// needs the package psycopg: pip install 'pxrs[postgres]'") from error
 
-OURS = frozenset({*COMMON, "table", "look_ms"})
 ENDS_TRANSACTIONS = 17_00_00
 _LOOK_SECONDS = 0.1  # how often a wait lets Python handle signals
 _AGAIN = {"40001", "40P01", "55P03", "57014"}
@@ -71,7 +70,7 @@ class PostgresDriver(Driver):
         self.errors = (psycopg.Error, OSError)
 
     def connect(self, address: Address, seconds: float, autocommit: bool = True) -> _Connection:
-        given = {name: value for name, value in address.options.items() if name not in OURS}
+        given = self.options_of(address)
         try:
             connection = _Connection.connect(
                 autocommit=autocommit, **{**_wanted(address, seconds, autocommit), **given}
