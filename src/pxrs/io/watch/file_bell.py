@@ -19,7 +19,8 @@ from functools import lru_cache
 
 import xxhash
 
-from pxrs.errors import NotFound, Unavailable
+from pxrs.errors import Closed, NotFound, Unavailable
+from pxrs.io.clock import SystemClock
 from pxrs.io.watch.inotify import watch_files
 
 EVERYTHING = "ring"
@@ -27,6 +28,11 @@ EVERYTHING = "ring"
 
 _BELLS = 0xFFFF
 """The most bell files, however many groups come and go: two prefixes with one bell wake each other's listeners."""
+
+
+_LOOK_EVERY_SECONDS = 0.005
+"""The least time between two looks of a waiter, however often it is woken."""
+_now = SystemClock().monotonic
 
 
 class Bell:
@@ -109,6 +115,24 @@ class Bells:
                 bell.close()
         bell.listen()
         return bell
+
+    def wait(self, prefix: str, after: int, timeout: float, look: Callable[[], int]) -> int:
+        """The mark that ``look`` finds, as soon as it is another one than ``after``, or after the time-out."""
+        deadline = _now() + timeout
+        mark: int | None = None
+        while True:
+            bell = self.listening(prefix)
+            heard = bell.heard  # before the look: a ring during it ends the wait that follows
+            try:
+                mark = look()
+            except Closed:  # closed while waiting: the wait ends, with the mark it has
+                if mark is None:
+                    raise
+                return mark
+            looked = _now()
+            if mark != after or not bell.wait(heard, deadline - looked):
+                return mark
+            bell.pause(looked + _LOOK_EVERY_SECONDS - _now())
 
     def ring(self, keys: Iterable[str]) -> None:
         """Wake all who wait for a prefix of one of these keys."""

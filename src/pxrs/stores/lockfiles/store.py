@@ -24,7 +24,6 @@ from urllib.parse import parse_qsl
 from pxrs.drivers import split_url
 from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable, disk_text, masked_url
 from pxrs.io.address import Address
-from pxrs.io.clock import SystemClock
 from pxrs.io.files import NETWORK_FILE_SYSTEMS, check_home, is_read_only, kind_of_file_system, read_only_error
 from pxrs.io.fork import renew_in_child
 from pxrs.io.watch.file_bell import Bells
@@ -40,8 +39,6 @@ from pxrs.stores.versions import mark_of, new_version
 
 ROWS_AT_ONCE, LET_IN_SECONDS = 256, 0.02
 """A long list is written in parts: others would take a mutex that is held for seconds for one that hangs."""
-LOOK_EVERY_SECONDS = 0.005
-"""A waiter looks at most this often, however often it is woken."""
 
 
 class LockFileStore(Store):
@@ -65,7 +62,6 @@ class LockFileStore(Store):
         self._deaths = Deaths(lambda: _call(mourn()))
         self._died = 0
         self._closed = False
-        self._clock = SystemClock()
         renew_in_child(self, LockFileStore.after_fork)
         weakref.finalize(self, _free, self._deaths, self._bells).atexit = False
 
@@ -112,20 +108,9 @@ class LockFileStore(Store):
         return done(max((outcome.version for outcome in outcomes), default=ABSENT))
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:
-        deadline = self._clock.monotonic() + timeout
         self._check_open()
         self._deaths.listen()
-        while True:
-            bell = self._bells.listening(prefix)
-            heard = bell.heard  # before the look: a ring during it ends the wait that follows
-            try:
-                mark = self._mark(prefix)
-            except Closed:
-                return after
-            looked = self._clock.monotonic()
-            if mark != after or not bell.wait(heard, deadline - looked):
-                return mark
-            bell.pause(looked + LOOK_EVERY_SECONDS - self._clock.monotonic())
+        return self._bells.wait(prefix, after, timeout, lambda: self._mark(prefix))
 
     def close(self) -> None:
         self._closed = True

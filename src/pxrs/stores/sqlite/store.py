@@ -19,12 +19,10 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 
 from pxrs.drivers import split_url
-from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, Refused, Unavailable, masked_url
-from pxrs.io.clock import SystemClock
+from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused, Unavailable, masked_url
 from pxrs.io.files import check_home, network_file_system
 from pxrs.io.watch.file_bell import Bells
 from pxrs.settings import Settings
@@ -36,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 KEYS_PER_SELECT = 500
-LOOK_EVERY_SECONDS = 0.005
-"""A waiter looks at most this often, however often it is woken."""
 
 # Earlier versions have kept a counter, its index and deleted keys as well. They stay in their files, and mean nothing.
 _TABLES = (
@@ -73,7 +69,6 @@ class SqliteStore(Store):
         # Threads of one process queue here instead of retrying against each other in SQLite. It is only held
         # inside of a connection's call, so it is free whenever a fork happens.
         self._writing = threading.Lock()
-        self._clock = SystemClock()
 
     @classmethod
     def exists(cls, url: str) -> bool:
@@ -113,18 +108,7 @@ class SqliteStore(Store):
         return self._write(swaps, lambda change: [change.swap_all(swaps)])[0]
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:
-        deadline = self._clock.monotonic() + timeout
-        bell = self._bells.listening(prefix)
-        heard = bell.heard  # before each look: a ring during it ends the wait that follows
-        mark, looked = self._mark(prefix), self._clock.monotonic()
-        while mark == after and bell.wait(heard, deadline - looked):
-            bell.pause(looked + LOOK_EVERY_SECONDS - self._clock.monotonic())
-            bell = self._bells.listening(prefix)
-            heard = bell.heard
-            with suppress(Closed):  # closed while waiting: the wait ends, with the mark it has
-                mark = self._mark(prefix)
-            looked = self._clock.monotonic()
-        return mark
+        return self._bells.wait(prefix, after, timeout, lambda: self._mark(prefix))
 
     def _mark(self, prefix: str) -> int:
         return mark_of(self._query(_VERSIONS, _range(prefix)))
