@@ -72,6 +72,15 @@ class _Credentials(CredentialProvider):
         return (user, password or "") if user else (password,) if password else ()
 
 
+class _Packer:
+    """Packs a command as one piece. redis-py packs word by word: for thousands of rows that takes most of the time."""
+
+    def pack(self, *words: Word) -> list[bytes]:
+        given = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+        packed = [b"$%d\r\n%b\r\n" % (len(word), word) for word in given]
+        return [b"*%d\r\n%b" % (len(packed), b"".join(packed))]
+
+
 class RedisClient:
     """All connections of one driver object. Safe to use from several threads, and from a forked child."""
 
@@ -91,6 +100,7 @@ class RedisClient:
             redis_connect_func=_greet,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
+            command_packer=_Packer(),
             client_name=NAME,
             driver_info=None,  # saves two round trips at every connection
             protocol=2,
