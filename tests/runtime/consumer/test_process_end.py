@@ -27,7 +27,7 @@ from pxrs.runtime.producer.buffer import AppendThread
 from pxrs.runtime.registry.registry import CommitRequest
 from pxrs.settings import Settings
 from pxrs.stores.sqlite import connections as sqlite
-from pxrs.stores.sqlite.connections import Connections
+from pxrs.stores.sqlite.connections import ThreadConnections
 from pxrs.testing.stores.hooks import Background
 from tests.runtime.support import DEADLINE, eventually
 
@@ -242,7 +242,7 @@ def test_the_last_thread_inside_closes_what_could_not_be_closed_under_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "PATIENCE_SECONDS", 0.05)
-    connections = Connections(f"{tmp_path}/db", lambda: None)
+    connections = ThreadConnections(f"{tmp_path}/db", lambda: None)
     inside, go_on = threading.Event(), threading.Event()
 
     def slowly(connection: Any) -> int:

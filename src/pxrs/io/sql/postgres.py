@@ -36,7 +36,7 @@ _SORTS = {
 }
 
 
-class _Connection(psycopg.Connection[TupleRow]):
+class _PatientConnection(psycopg.Connection[TupleRow]):
     """psycopg waits for an answer for ever; this one gives up. The connection is then good for nothing, so it is
     closed: an answer that comes later would be taken for that to the next question."""
 
@@ -69,10 +69,10 @@ class PostgresDriver(Driver):
         self.dialect = new_dialect(PGDialect_psycopg, paramstyle="format")  # psycopg puts named values into order first
         self.errors = (psycopg.Error, OSError)
 
-    def connect(self, address: Address, seconds: float, autocommit: bool = True) -> _Connection:
+    def connect(self, address: Address, seconds: float, autocommit: bool = True) -> _PatientConnection:
         given = self.options_of(address)
         try:
-            connection = _Connection.connect(
+            connection = _PatientConnection.connect(
                 autocommit=autocommit, **{**_wanted(address, seconds, autocommit), **given}
             )
         except psycopg.ProgrammingError as error:
@@ -89,10 +89,10 @@ class PostgresDriver(Driver):
     def cursor(self, connection: Any) -> Any:
         return connection.cursor(binary=True)
 
-    def limit(self, connection: _Connection, seconds: float) -> None:
+    def limit(self, connection: _PatientConnection, seconds: float) -> None:
         connection.seconds = seconds
 
-    def is_alive(self, connection: _Connection) -> bool:
+    def is_alive(self, connection: _PatientConnection) -> bool:
         """A server says nothing to an idle connection, except that it ends."""
         return not connection.closed and connection.is_quiet
 

@@ -1,4 +1,4 @@
-"""Connections to one SQLite file: one for each thread, closed when the thread ends, and none across a fork.
+"""ThreadConnections to one SQLite file: one for each thread, closed when the thread ends, and none across a fork.
 
 None is ever closed while a thread is inside of it: Python's module would crash. What is still in use when all are to
 be closed is closed by the last who uses it, and what is in use when the process ends is not closed at all.
@@ -81,7 +81,7 @@ class _ThreadConnection:
         self.close.atexit = False  # its thread may be inside of it then
 
 
-class Connections:
+class ThreadConnections:
     """All connections of this process to one file, for one user object."""
 
     def __init__(self, path: str, after_fork: Callable[[], None]) -> None:
@@ -219,8 +219,8 @@ def _connect(path: str, mode: str) -> sqlite3.Connection:
     return connection
 
 
-_everywhere: weakref.WeakSet[Connections] = weakref.WeakSet()
-_forking: list[Connections] = []
+_everywhere: weakref.WeakSet[ThreadConnections] = weakref.WeakSet()
+_forking: list[ThreadConnections] = []
 
 
 def _before_fork() -> None:

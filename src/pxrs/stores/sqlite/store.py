@@ -27,7 +27,7 @@ from pxrs.io.files import check_home, network_file_system
 from pxrs.io.watch.file_bell import Bells
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
-from pxrs.stores.sqlite.connections import Connections, is_busy, patiently
+from pxrs.stores.sqlite.connections import ThreadConnections, is_busy, patiently
 from pxrs.stores.versions import mark_of, new_version
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class SqliteStore(Store):
     def __init__(self, path: str) -> None:
         self.path = path
         self._bells = Bells(path + "-bell")
-        self._connections = Connections(path, after_fork=self._bells.after_fork)
+        self._connections = ThreadConnections(path, after_fork=self._bells.after_fork)
         # Threads of one process queue here instead of retrying against each other in SQLite. It is only held
         # inside of a connection's call, so it is free whenever a fork happens.
         self._writing = threading.Lock()
