@@ -14,7 +14,7 @@ from pxrs.io.nats.client import Client
 from pxrs.logs.base import Log, Stamp
 from pxrs.logs.jetstream import log as jetstream
 from pxrs.logs.jetstream import writer as jetstream_writer
-from pxrs.logs.jetstream.stream import Ack, Stream, mark
+from pxrs.logs.jetstream.stream import Ack, Stream, end_marker
 from pxrs.testing.logs.hooks import entries, numbered, read_all
 from pxrs.testing.servers.nats import NatsServer
 from tests.logs.jetstream.helpers import ask, opened, stream_state
@@ -222,7 +222,7 @@ def test_a_crash_between_the_mark_and_the_purge_of_a_trim_hides_nothing(nats_ser
     with opened(nats_server.url("crash"), partitions=1) as log:
         for number in range(3):
             log.append({0: entries([b"%d" % number], 1_000 * number)})
-        ask(nats_server.address, "pxrs.crash.0", mark(3))
+        ask(nats_server.address, "pxrs.crash.0", end_marker(3))
     with opened(nats_server.url("crash")) as after:
         assert after.bounds(0) == (0, 3)
         assert [(chunk.start, chunk.end) for chunk in after.chunks(0)] == [(0, 3)]

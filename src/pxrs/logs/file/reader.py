@@ -30,17 +30,18 @@ _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
-def _explained(
+def _guarded(
     method: Callable[Concatenate[PartitionFiles, _Given], _Result],
 ) -> Callable[Concatenate[PartitionFiles, _Given], _Result]:
-    """Turn the system's errors into those of ``pxrs.errors``; sealed and trimmed files are looked for again."""
+    """Hold the lock. Look again for files that were sealed or trimmed; turn system errors into those of PXRS."""
 
     @wraps(method)
-    def explained(self: PartitionFiles, /, *args: _Given.args, **more: _Given.kwargs) -> _Result:
+    def guarded(self: PartitionFiles, /, *args: _Given.args, **more: _Given.kwargs) -> _Result:
         try:
             while True:
                 try:
-                    return method(self, *args, **more)
+                    with self.lock:
+                        return method(self, *args, **more)
                 except Replaced:
                     self.forget()
                 except FileNotFoundError:
@@ -52,7 +53,7 @@ def _explained(
         except OSError as error:
             raise Unavailable(f"the log cannot be read: {error}") from error
 
-    return explained
+    return guarded
 
 
 class PartitionFiles:
@@ -123,14 +124,13 @@ class PartitionFiles:
     def _ends_in(self, mark: Mark | None) -> bool:
         return mark is not None and bool(self._segments) and self._segments[-1].base == mark.base
 
-    @_explained
+    @_guarded
     def refresh_all(self, mark: Mark | None = None) -> None:
         """Take in everything in the files: for a writer, which holds the lock and has read the mark in it."""
-        with self.lock:
-            self.look_again()
+        self.look_again()
+        self._extend(None)
+        while not self._ends_in(mark) and self.look_again():  # a segment that is gone was not the end of the log
             self._extend(None)
-            while not self._ends_in(mark) and self.look_again():  # a segment that is gone was not the end of the log
-                self._extend(None)
 
     def ends_at(self, mark: Mark | None) -> bool:
         """Whether nobody has written since this process knew all there is: for a writer, as ``refresh_all``."""
@@ -219,12 +219,11 @@ class PartitionFiles:
             if segment is not self._in_use and segment not in self._segments[-2:]:
                 segment.drop_index()
 
-    @_explained
+    @_guarded
     def bounds(self) -> tuple[int, int]:
-        with self.lock:
-            self.refresh()
-            self._refuse_broken()
-            return self._start(), self._durable
+        self.refresh()
+        self._refuse_broken()
+        return self._start(), self._durable
 
     def _start(self) -> int:
         summary = self.history.summary
@@ -237,16 +236,15 @@ class PartitionFiles:
         if active is not None and active.tail is Tail.BROKEN:
             raise Damaged(f"{active.path}: the last batch, at byte {active.position}, offset {active.end}, is damaged")
 
-    @_explained
+    @_guarded
     def read(self, offset: int, max_rows: int) -> pa.RecordBatch | None:
-        with self.lock:
-            if not self._find(offset):
-                return None
-            if offset < self.history.summary.sealed_end:
-                return self.history.read(offset, max_rows)
-            base, batch = self._load(offset)
-            whole = offset == base and batch.num_rows <= max_rows
-            return batch if whole else batch.slice(offset - base, max_rows)
+        if not self._find(offset):
+            return None
+        if offset < self.history.summary.sealed_end:
+            return self.history.read(offset, max_rows)
+        base, batch = self._load(offset)
+        whole = offset == base and batch.num_rows <= max_rows
+        return batch if whole else batch.slice(offset - base, max_rows)
 
     def _find(self, offset: int) -> bool:
         """Whether there is a message at this offset; False at the end."""
@@ -279,18 +277,17 @@ class PartitionFiles:
             latest = self._latest = segment.index.bases[number], segment.load(number)
         return latest
 
-    @_explained
+    @_guarded
     def offset_at(self, timestamp_us: int) -> int:
-        with self.lock:
-            end = self.bounds()[1]
-            sealed = self.history.offset_at(timestamp_us)
-            if sealed is not None:
-                return sealed
-            for segment, number in self._batches_at(timestamp_us):
-                found = first_at(segment.load(number), timestamp_us)
-                if found is not None:
-                    return min(found, end)
-            return end
+        end = self.bounds()[1]
+        sealed = self.history.offset_at(timestamp_us)
+        if sealed is not None:
+            return sealed
+        for segment, number in self._batches_at(timestamp_us):
+            found = first_at(segment.load(number), timestamp_us)
+            if found is not None:
+                return min(found, end)
+        return end
 
     def _batches_at(self, timestamp_us: int) -> Iterator[tuple[Segment, int]]:
         """The batches that hold a message of this time or a later one."""
@@ -302,15 +299,14 @@ class PartitionFiles:
                 if last_us >= timestamp_us:
                     yield segment, number
 
-    @_explained
+    @_guarded
     def pieces(self, start: int, end: int) -> list[Piece]:
-        with self.lock:
-            bounds = self.bounds()
-            for offset in (start, end):
-                if not bounds[0] <= offset <= bounds[1]:
-                    refuse_offset(self.queue, self.number, offset, bounds)
-            found = (self._piece(index, start, end) for index in range(len(self._segments)))
-            return [*self.history.pieces(start, end), *(piece for piece in found if piece is not None)]
+        bounds = self.bounds()
+        for offset in (start, end):
+            if not bounds[0] <= offset <= bounds[1]:
+                refuse_offset(self.queue, self.number, offset, bounds)
+        found = (self._piece(index, start, end) for index in range(len(self._segments)))
+        return [*self.history.pieces(start, end), *(piece for piece in found if piece is not None)]
 
     def _piece(self, index: int, start: int, end: int) -> Piece | None:
         limit = self._segments[index + 1].base if index + 1 < len(self._segments) else self.end
@@ -323,11 +319,10 @@ class PartitionFiles:
         path = os.path.abspath(segment.path)
         return Piece("arrow", path, first.base, segment.end_of(number), first.position, length)
 
-    @_explained
+    @_guarded
     def chunks(self) -> list[Chunk]:
-        with self.lock:
-            self.bounds()
-            return [*self.history.chunks(), *(self._chunk(index) for index in range(len(self._segments)))]
+        self.bounds()
+        return [*self.history.chunks(), *(self._chunk(index) for index in range(len(self._segments)))]
 
     def _chunk(self, index: int) -> Chunk:
         segment, is_last = self._used(index), index + 1 == len(self._segments)
@@ -336,29 +331,27 @@ class PartitionFiles:
         size = os.path.getsize(segment.path)
         return Chunk("arrow", os.path.abspath(segment.path), segment.base, end, size, newest)
 
-    @_explained
+    @_guarded
     def find_stamp(self, stamp: Stamp, rows: int) -> int | None:
         """The first offset of the batch that carries this stamp, in the active segment or the one before it.
 
         Raises Conflict if it may be further back than that, as far as the stamp says.
         """
-        with self.lock:
-            found = self._stamped(stamp)
-            if found is None:
-                known_from = self._segments[-2:][0].base if self._segments else self.end
-                refuse_forgotten(self.queue, self.number, stamp, known_from)
-                return None
-            segment, number = found
-            before = segment.end_of(number) - segment.index.bases[number]
-            refuse_other_rows(self.queue, self.number, stamp, before, rows)
-            return segment.index.bases[number]
+        found = self._stamped(stamp)
+        if found is None:
+            known_from = self._segments[-2:][0].base if self._segments else self.end
+            refuse_forgotten(self.queue, self.number, stamp, known_from)
+            return None
+        segment, number = found
+        before = segment.end_of(number) - segment.index.bases[number]
+        refuse_other_rows(self.queue, self.number, stamp, before, rows)
+        return segment.index.bases[number]
 
-    @_explained
+    @_guarded
     def check_stamp(self, stamp: Stamp) -> None:
         """Refuse a stamp under which something else is stored here; for a partition that gets nothing itself."""
-        with self.lock:
-            self.refresh()
-            self._stamped(stamp)
+        self.refresh()
+        self._stamped(stamp)
 
     def _stamped(self, stamp: Stamp) -> tuple[Segment, int] | None:
         """The batch with this stamp: its segment, and its number there."""

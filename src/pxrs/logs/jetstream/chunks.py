@@ -70,7 +70,7 @@ class PartitionChunks:
             self._forget_before(first)
             if self._reached < last.sequence:
                 await outlines(self._stream, self._number, self._reached + 1, self._take)
-                self._reached = max(self._reached, last.sequence)  # also if that is a mark
+                self._reached = max(self._reached, last.sequence)  # also if that is an end marker
             return list(self._groups)
 
     def _forget_before(self, first: StoredMessage) -> None:
@@ -198,7 +198,7 @@ async def _late(stream: Stream, partition: int, sequence: int, take: Take) -> No
     while (stored := await stream.next(partition, sequence)) is not None:
         sequence = stored.sequence + 1
         if stored.last_us is None:
-            continue  # a mark
+            continue  # an end marker
         name, content = (message_id(stored.stamp, partition, 0), stored.stamp.content) if stored.stamp else (None, "")
         found = Outline(stored.sequence, stored.base, stored.rows, len(stored.data), stored.last_us, name, content)
         if not take([found]):
@@ -260,7 +260,7 @@ def _outline(message: Msg) -> Outline | None:
     headers = message.headers or {}
     words = headers.get(ABOUT, "").split()
     if len(words) != 3:
-        return None  # a mark holds no messages
+        return None  # an end marker holds no messages
     base, rows, last_us = map(int, words)
     size = int(headers.get("Nats-Msg-Size", "0"))
     name, content = headers.get("Nats-Msg-Id"), headers.get(CONTENT, "")

@@ -22,7 +22,14 @@ from pxrs.io.signals import call_each
 from pxrs.logs.base import Chunk, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Stamp, agree
 from pxrs.logs.batches import check_entries, check_partition, refuse_offset
 from pxrs.logs.jetstream.chunks import ChunkSize
-from pxrs.logs.jetstream.names import DEFAULT_WINDOW_MS, StreamUrl, bell_of, stream_of, target_of, url_without_password
+from pxrs.logs.jetstream.names import (
+    DEFAULT_WINDOW_MS,
+    StreamUrl,
+    growth_subject,
+    stream_of,
+    target_of,
+    url_without_password,
+)
 from pxrs.logs.jetstream.reader import PartitionReader, Sizes
 from pxrs.logs.jetstream.stream import OVERHEAD, Stream, groups_seen, read_registry, write_registry
 from pxrs.logs.jetstream.writer import MessagePart, PartitionWriter, look_back, parts_of
@@ -70,7 +77,7 @@ class JetStreamLog(Log):
         self._lock = threading.Lock()
         self._readers: dict[int, PartitionReader] = {}
         self._writers: dict[int, PartitionWriter] = {}
-        self._bell = AppendSubscription(self._stream)
+        self._growth = AppendSubscription(self._stream)
         self._limit = 0
 
     @classmethod
@@ -167,7 +174,7 @@ class JetStreamLog(Log):
         base, tail = await self._writer(number).append(batch, parts, stamp, _APPEND_SECONDS)
         self._reader(number).saw(tail.sequence)
         with suppress(PxrsError):  # a hint: who misses it looks again by and by
-            await self._bell.ring(number)
+            await self._growth.tell(number)
         return base
 
     # --- reading
@@ -204,7 +211,7 @@ class JetStreamLog(Log):
             refuse_offset(self.identity.name, number, offset, (start, end))
         if offset <= start:
             return start
-        sequence = await self._writer(number).mark_end(end) if offset == end else None
+        sequence = await self._writer(number).publish_end(end) if offset == end else None
         if sequence is None:  # something is left, or came in between
             sequence = await reader.stored.deleted_up_to(offset)
         kept = None if sequence is None else await self._stream.next(number, sequence)
@@ -215,7 +222,7 @@ class JetStreamLog(Log):
 
     def subscribe(self, partition: int, notify: Callable[[], None]) -> Callable[[], None]:
         self._check(partition)
-        return self._bell.subscribe(partition, notify, _SECONDS)
+        return self._growth.subscribe(partition, notify, _SECONDS)
 
     # --- the rest
 
@@ -236,7 +243,7 @@ class JetStreamLog(Log):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._bell.close()
+            self._growth.close()
             for reader in list(self._readers.values()):
                 reader.close()
             self._client.close()
@@ -281,15 +288,15 @@ class AppendSubscription:
         self._listeners: dict[int, dict[object, Callable[[], None]]] = {}
         self._stops: tuple[Callable[[], Coroutine[Any, Any, None]], Callable[[], None]] | None = None
 
-    async def ring(self, partition: int) -> None:
-        await self._stream.client.publish(bell_of(self._stream.name, partition), b"")
+    async def tell(self, partition: int) -> None:
+        await self._stream.client.publish(growth_subject(self._stream.name, partition), b"")
 
     def subscribe(self, partition: int, notify: Callable[[], None], seconds: float) -> Callable[[], None]:
         token = object()
         with self._lock:
             if self._stops is None:
                 client = self._stream.client
-                stop = client.run(client.listen(bell_of(self._stream.name, "*"), self._hear), seconds)
+                stop = client.run(client.listen(growth_subject(self._stream.name, "*"), self._hear), seconds)
                 self._stops = stop, client.on_reconnect(self._hear_all)
             self._listeners.setdefault(partition, {})[token] = notify
 

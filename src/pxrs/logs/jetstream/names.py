@@ -90,7 +90,7 @@ def subject_of(stream: str, partition: int | str) -> str:
     return f"pxrs.{stream}.{partition}"
 
 
-def bell_of(stream: str, partition: int | str) -> str:
+def growth_subject(stream: str, partition: int | str) -> str:
     """The subject of hints that a partition has grown. No stream stores them."""
     return f"pxrs-bell.{stream}.{partition}"
 

@@ -1,7 +1,7 @@
 """Requests about one stream: create, publish, get, purge. Coroutines, awaited in the loop of the client.
 
-Every stored message is either a batch (the bytes of ``pxrs.logs.formats.segment``) or a mark: a few bytes without
-messages that hold the next offset of a partition from which everything was trimmed.
+Every stored message is either a batch (the bytes of ``pxrs.logs.formats.segment``) or an end marker: a few bytes
+without messages that hold the next offset of a partition from which everything was trimmed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONTENT = "Pxrs-Content"
 READY_SECONDS = 5.0
 """In a cluster a new stream or consumer is not known everywhere at once: so long it is asked again."""
 
-_MARK = b"pxrs-mark "
+_END_MARKER = b"pxrs-mark "
 _STREAM_NOT_FOUND, _NAME_IN_USE, _NOT_CLUSTERED, _NO_PEERS = 10059, 10058, 10074, 10005
 _WRONG_LAST = (10071, 10164)
 _DUPLICATE, _DUPLICATE_UNDER_WAY, _INCOMPLETE = 10201, 10158, 10176
@@ -271,19 +271,19 @@ class Stream:
     # --- what is in a message
 
     def parse(self, partition: int, sequence: int, data: bytes) -> StoredMessage:
-        """Parse a message; Damaged if it is neither a batch nor a mark."""
-        if data.startswith(_MARK):
-            return StoredMessage(sequence, self._mark(partition, sequence, data), 0, None, None, data)
+        """Parse a message; Damaged if it is neither a batch nor an end marker."""
+        if data.startswith(_END_MARKER):
+            return StoredMessage(sequence, self._marked_end(partition, sequence, data), 0, None, None, data)
         try:
             header = read_header(data)
         except NotAHeader as error:
             raise Damaged(f"{self.place(partition, sequence)}: no intact batch: {error}") from None
         return StoredMessage(sequence, header.base, header.rows, header.last_us, header.stamp, data)
 
-    def _mark(self, partition: int, sequence: int, data: bytes) -> int:
-        words = data[len(_MARK) :].split()
-        if len(words) != 2 or mark(int(words[0])) != data:
-            raise Damaged(f"{self.place(partition, sequence)}: the mark of the next offset is not intact")
+    def _marked_end(self, partition: int, sequence: int, data: bytes) -> int:
+        words = data[len(_END_MARKER) :].split()
+        if len(words) != 2 or end_marker(int(words[0])) != data:
+            raise Damaged(f"{self.place(partition, sequence)}: the marker of the next offset is not intact")
         return int(words[0])
 
     def batch(self, partition: int, stored: StoredMessage) -> pa.RecordBatch:
@@ -305,10 +305,10 @@ def _batch_headers(count: int) -> list[dict[str, str]]:
     return made
 
 
-def mark(offset: int) -> bytes:
+def end_marker(offset: int) -> bytes:
     """A message that holds nothing but the next offset."""
     text = b"%d" % offset
-    return _MARK + text + b" " + xxhash.xxh3_64_hexdigest(text).encode()
+    return _END_MARKER + text + b" " + xxhash.xxh3_64_hexdigest(text).encode()
 
 
 # ---- which registry a stream belongs to -----------------------------------------------------------------------------

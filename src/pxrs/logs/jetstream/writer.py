@@ -22,7 +22,7 @@ from pxrs.logs.batches import refuse_forgotten, refuse_other_content, with_offse
 from pxrs.logs.formats.segment import encode
 from pxrs.logs.jetstream.chunks import Outline, outlines
 from pxrs.logs.jetstream.names import message_id
-from pxrs.logs.jetstream.stream import ABOUT, CONTENT, Duplicate, StoredMessage, Stream, WrongLast, mark
+from pxrs.logs.jetstream.stream import ABOUT, CONTENT, Duplicate, StoredMessage, Stream, WrongLast, end_marker
 
 LOOK_BACK = 64
 """A batch is recognised if it is among this many last messages of the stream, for each of its partitions."""
@@ -265,8 +265,8 @@ class PartitionWriter:
 
     # --- trimming
 
-    async def mark_end(self, end: int) -> int | None:
-        """Publish a mark that holds this end of the partition; its sequence, or None if the partition has grown."""
+    async def publish_end(self, end: int) -> int | None:
+        """Publish a marker that holds this end of the partition; its sequence, or None if the partition has grown."""
         async with self._lock:
             tail = await self._current_tail()
             if tail.end != end:
@@ -274,7 +274,7 @@ class PartitionWriter:
             self._current = False
             expected = {"Nats-Expected-Last-Subject-Sequence": str(tail.sequence)}
             try:
-                ack = await self._stream.publish(self._number, [mark(end)], [expected])
+                ack = await self._stream.publish(self._number, [end_marker(end)], [expected])
             except WrongLast:
                 return None
             self._tail, self._current = SubjectEnd(ack.sequence, end), True
