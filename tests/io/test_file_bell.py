@@ -157,7 +157,7 @@ def test_a_bell_whose_file_is_empty_is_filled_by_who_listens(bells: tuple[Bells,
 
 
 def test_a_bell_that_nobody_has_any_more_is_not_watched_any_more(tmp_path: Path) -> None:
-    watcher = inotify.shared_watcher()
+    watcher = inotify._process.inotify()
     before = len(watcher._subscribers)
     for number in range(5):
         dropped = Bells(str(tmp_path / f"bell-{number}"))

@@ -264,7 +264,7 @@ def test_who_watches_a_file_is_told_when_it_is_deleted(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_leaves_no_watch_behind(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"!")
-    watcher = inotify.shared_watcher()
+    watcher = inotify._process.inotify()
     before = len(watcher._subscribers)
     with pytest.raises(NotFound):
         inotify.watch_files([str(tmp_path / "there"), str(tmp_path / "missing")], lambda: None)

@@ -310,11 +310,6 @@ def _say_polled(path: str, reason: NoInotify) -> None:
     logger.warning("%s: watched by polling every %d ms: %s", path, POLL_SECONDS * 1000, reason)
 
 
-def shared_watcher() -> InotifyWatcher:
-    """The one of this process; NoInotify if there is none."""
-    return _process.inotify()
-
-
 def wakeups() -> int:
     """The number of times that changes have woken this process; an idle one stays where it is."""
     watcher = _process.watcher

@@ -222,7 +222,9 @@ class PartitionFiles:
     @_guarded
     def bounds(self) -> tuple[int, int]:
         self.refresh()
-        self._refuse_broken()
+        active = self.active
+        if active is not None and active.tail is Tail.BROKEN:
+            raise Damaged(f"{active.path}: the last batch, at byte {active.position}, offset {active.end}, is damaged")
         return self._start(), self._durable
 
     def _start(self) -> int:
@@ -230,11 +232,6 @@ class PartitionFiles:
         if summary.start < summary.sealed_end or not self._segments:
             return summary.start
         return self._segments[0].base
-
-    def _refuse_broken(self) -> None:
-        active = self.active
-        if active is not None and active.tail is Tail.BROKEN:
-            raise Damaged(f"{active.path}: the last batch, at byte {active.position}, offset {active.end}, is damaged")
 
     @_guarded
     def read(self, offset: int, max_rows: int) -> pa.RecordBatch | None:

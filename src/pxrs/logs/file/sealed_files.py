@@ -156,10 +156,6 @@ class History:
     def _path(self, sealed: Sealed) -> str:
         return os.path.abspath(os.path.join(self._directory, sealed.file))
 
-    def _file_of(self, offset: int) -> SealedFile:
-        sealed = self.files[bisect_right(self.files, offset, key=lambda one: one.start) - 1]
-        return self._opened(sealed)
-
     def _opened(self, sealed: Sealed) -> SealedFile:
         """The file, its checksum verified once in this process."""
         if self._open is None or self._open.start != sealed.start:
@@ -177,7 +173,7 @@ class History:
         """The messages from an offset on, which must be in the history."""
         latest = self._latest
         if latest is None or not 0 <= offset - latest[0] < latest[1].num_rows:
-            file = self._file_of(offset)
+            file = self._opened(self.files[bisect_right(self.files, offset, key=lambda one: one.start) - 1])
             latest = self._latest = file.load(file.group_of(offset))
         return latest[1].slice(offset - latest[0], max_rows)
 

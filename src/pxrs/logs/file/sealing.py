@@ -23,7 +23,7 @@ from pxrs.logs.batches import refuse_offset
 from pxrs.logs.file.reader import PartitionFiles
 from pxrs.logs.file.sealed_files import Listing
 from pxrs.logs.file.segment.file import index_path, segment_path
-from pxrs.logs.formats.manifest import Manifest, Sealed, Summary, read_manifest, read_summary, write_manifest
+from pxrs.logs.formats.manifest import Manifest, Summary, read_manifest, read_summary, write_manifest
 from pxrs.logs.formats.sealed_parquet import check_sealed, describe, sealed_name, write_sealed
 from pxrs.logs.pieces import read_range
 
@@ -82,7 +82,8 @@ def _seal(files: PartitionFiles, start: int, end: int, compression: str) -> None
     first_us, last_us = _write(files, start, end, path, compression)
     manifest = read_manifest(directory)
     sealed = describe(path, start, end, first_us, last_us)
-    _replace(directory, manifest.summary.start if manifest.files else start, (*manifest.files, sealed), end)
+    summary = Summary(manifest.summary.start if manifest.files else start, end)
+    write_manifest(directory, Manifest(summary, (*manifest.files, sealed)))
     _delete_segment(directory, start)
 
 
@@ -99,10 +100,6 @@ def _write(files: PartitionFiles, start: int, end: int, path: str, compression: 
         raise
     sync_path(files.directory)
     return times
-
-
-def _replace(directory: str, start: int, sealed: tuple[Sealed, ...], sealed_end: int) -> None:
-    write_manifest(directory, Manifest(Summary(start, sealed_end), sealed))
 
 
 def _delete_segment(directory: str, base: int) -> None:
@@ -137,7 +134,7 @@ def _move_start(directory: str, start: int, gone: list[Chunk]) -> None:
             os.utime(chunk.path)  # from now on the delay of its deletion counts
     manifest = read_manifest(directory)
     left = tuple(sealed for sealed in manifest.files if sealed.start >= start)
-    _replace(directory, start, left, max(start, manifest.summary.sealed_end))
+    write_manifest(directory, Manifest(Summary(start, max(start, manifest.summary.sealed_end)), left))
 
 
 # --- sweeping

@@ -205,7 +205,18 @@ class PartitionReader:
         await self._state()
 
     async def _state(self) -> State:
-        return await state_of(self._stream, self._queue_id, self._seen)
+        """The state of the stream, which must be the one that was opened and must not have lost what was seen."""
+        seen = self._seen  # it may grow until the answer is there
+        info = await self._stream.info()
+        where = f"{self._stream.client.address}: stream {self._stream.name!r}"
+        if info is None:
+            raise Damaged(f"{where} was deleted while it was in use")
+        if from_metadata(self._stream.name, info["config"].get("metadata")).id != self._queue_id:
+            raise Damaged(f"{where} was deleted and created anew while it was in use")
+        state = State(*(int(info["state"].get(name, 0)) for name in State._fields))
+        if state.last_seq < seen:
+            raise WentBack(f"{where} ends at sequence {state.last_seq}; it has had {seen} before")
+        return state
 
     # --- where things are
 
@@ -259,17 +270,3 @@ class PartitionReader:
     async def offset_at(self, timestamp_us: int) -> int:
         found = await self.stored.offset_at(timestamp_us)
         return (await self.bounds())[1] if found is None else found
-
-
-async def state_of(stream: Stream, queue_id: str, sequence: int) -> State:
-    """The state of the stream, which must be the one that was opened and must not have lost what was seen."""
-    info = await stream.info()
-    where = f"{stream.client.address}: stream {stream.name!r}"
-    if info is None:
-        raise Damaged(f"{where} was deleted while it was in use")
-    if from_metadata(stream.name, info["config"].get("metadata")).id != queue_id:
-        raise Damaged(f"{where} was deleted and created anew while it was in use")
-    state = State(*(int(info["state"].get(name, 0)) for name in State._fields))
-    if state.last_seq < sequence:
-        raise WentBack(f"{where} ends at sequence {state.last_seq}; it has had {sequence} before")
-    return state
