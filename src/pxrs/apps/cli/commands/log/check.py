@@ -116,7 +116,8 @@ def _read_all(queue: Queue, checked: _Checked, advance: Callable[[int], None]) -
             continue
         except Damaged as error:
             checked.damage.append(str(error))
-            position = _behind_file(queue, checked.partition, position)
+            # What follows this file may be sound, or have a damage of its own.
+            position = next(c.end for c in queue.log.chunks(checked.partition) if c.end > position)
             continue
         rows = 0 if batch is None else batch.num_rows
         if batch is None or not np.array_equal(batch.column("offset").to_numpy(), np.arange(position, position + rows)):
@@ -124,11 +125,6 @@ def _read_all(queue: Queue, checked: _Checked, advance: Callable[[int], None]) -
             return
         position, checked.messages = position + rows, checked.messages + rows
         advance(rows)
-
-
-def _behind_file(queue: Queue, partition: int, position: int) -> int:
-    """The end of the file that holds this offset: what follows may be sound, or have a damage of its own."""
-    return next(chunk.end for chunk in queue.log.chunks(partition) if chunk.end > position)
 
 
 def repair(

@@ -49,7 +49,9 @@ def export(
     if directory.exists() and any(directory.iterdir()):
         raise Refused(f"{directory} is not empty: name a directory that is, or that is not there yet")
     with opened(url, registry) as queue:
-        _refuse_own_directory(queue, directory)
+        home = queue.log.directory
+        if home is not None and directory.resolve().is_relative_to(Path(home).resolve()):  # strangers among its files
+            raise Refused(f"{directory} is inside the queue's own directory {home}: export to another place")
         stretches = {partition: queue.log.bounds(partition) for partition in chosen(queue, partitions)}
         os.makedirs(directory, exist_ok=True)
         total = sum(end - start for start, end in stretches.values())
@@ -71,13 +73,6 @@ def _directory(place: str) -> Path:
     if os.path.exists(place) and not os.path.isdir(place):
         raise Refused(f"{place} is a file: name a directory that is empty, or that is not there yet")
     return Path(place)
-
-
-def _refuse_own_directory(queue: Queue, directory: Path) -> None:
-    """Refuse the queue's own directory: exported files among those of the log would look like strangers."""
-    home = queue.log.directory
-    if home is not None and directory.resolve().is_relative_to(Path(home).resolve()):
-        raise Refused(f"{directory} is inside the queue's own directory {home}: export to another place")
 
 
 def _batches(queue: Queue, partition: int, start: int, end: int, advance: Callable[[int], None]) -> Batches:

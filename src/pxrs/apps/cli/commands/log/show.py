@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,15 +39,12 @@ def _line(queue: Queue, partition: int) -> list[int | str | None]:
     start, end = queue.log.bounds(partition)
     chunks = queue.log.chunks(partition)
     sealed = sum(chunk.kind == "parquet" for chunk in chunks)
-    times = (_oldest_us(queue, partition, chunks[0]), _newest_us(chunks)) if start < end else (None, None)
+    # The last segment may have been begun, and hold nothing yet.
+    newest = next((chunk.last_us for chunk in reversed(chunks) if chunk.last_us is not None), None)
+    times = (_oldest_us(queue, partition, chunks[0]), newest) if start < end else (None, None)
     shown = [None if at is None else timestamp(at) for at in times]
     size = sum(chunk.bytes for chunk in chunks)
     return [partition, start, end, end - start, sealed, len(chunks) - sealed, size, *shown]
-
-
-def _newest_us(chunks: Sequence[Chunk]) -> int | None:
-    """The newest time that is known: the last segment may have been begun, and hold nothing yet."""
-    return next((chunk.last_us for chunk in reversed(chunks) if chunk.last_us is not None), None)
 
 
 def _oldest_us(queue: Queue, partition: int, chunk: Chunk) -> int:

@@ -143,20 +143,18 @@ def _put(store: Store, key: str, value: bytes | None) -> None:
 def _groups(store: Store, prefix: str, queue: str | None, group: str | None, url: str) -> Groups:
     """All rows, by queue and group; a group is a queue's part with a row of that name."""
     found: Groups = defaultdict(list)
+    whole: set[tuple[str, str]] = set()
     for row in store.scan(prefix):
         parts = row.key.removeprefix(prefix).split("/")
         if len(parts) >= 3:
             found[parts[0], parts[1]].append(row)
-    whole = {name: rows for name, rows in found.items() if any(_kind(row, name, prefix) == "group" for row in rows)}
-    wanted = {name: rows for name, rows in whole.items() if queue in (None, name[0]) and group in (None, name[1])}
+        if parts[2:3] == ["group"]:
+            whole.add((parts[0], parts[1]))
+    wanted = {name: found[name] for name in sorted(whole) if queue in (None, name[0]) and group in (None, name[1])}
     if not wanted:
         there = ", ".join("/".join(name) for name in sorted(whole)) or "none"
         raise NotFound(f"{masked_url(url)} has no such group; groups there: {there}")
-    return dict(sorted(wanted.items()))
-
-
-def _kind(row: Row, name: tuple[str, str], prefix: str) -> str:
-    return row.key.removeprefix(f"{prefix}{name[0]}/{name[1]}/").split("/")[0]
+    return wanted
 
 
 def _is_passing(row: Row) -> bool:

@@ -45,6 +45,7 @@ def work(
     on up to a minute, under its own member name: it takes its own partitions back. SIGTERM or Ctrl-C lets all leave
     cleanly. A process that leaves by itself is not started again.
     """
+    from pxrs import load_settings
     from pxrs.apps.cli.commands.work.member import Order
     from pxrs.apps.cli.commands.work.reloading import Sources, places_of
     from pxrs.apps.cli.commands.work.supervisor import Supervisor
@@ -55,7 +56,8 @@ def work(
         handler, url, registry, group, deliver, start, tries, on_failure, until_end, verbose, _checked(group, name)
     )
     sources = Sources(places_of(module)) if reload else None
-    code = Supervisor(order, processes, _patience(), sources).run()
+    patience = load_settings().drain_ms / 1000 + _LEAVE_SECONDS  # the settings are checked by this, too
+    code = Supervisor(order, processes, patience, sources).run()
     if code:
         raise typer.Exit(code)
 
@@ -80,10 +82,3 @@ def _checked(group: str, name: str | None) -> str:
     found = short_host() if name is None else name
     check_name("member", f"{found}-1")
     return found
-
-
-def _patience() -> float:
-    """The time that a process may take to leave before it is killed; it checks the settings, too."""
-    from pxrs import load_settings
-
-    return load_settings().drain_ms / 1000 + _LEAVE_SECONDS

@@ -37,10 +37,12 @@ def load_handler(words: str) -> Callable[..., Any]:
     found: Any = _imported(module)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise Refused(f"handler {words!r}: there is no {part!r} in {_name_of(found)}{_nearest(part, found)}")
+            where = f"module {found.__name__!r}" if isinstance(found, ModuleType) else repr(found)
+            raise Refused(f"handler {words!r}: there is no {part!r} in {where}{_nearest(part, found)}")
         found = getattr(found, part)
     if not callable(found):
-        raise Refused(f"handler {words!r}: this is {_article(type(found).__name__)}, not a function")
+        kind = type(found).__name__
+        raise Refused(f"handler {words!r}: this is {'an' if kind[0] in 'aeiou' else 'a'} {kind}, not a function")
     handler: Callable[..., Any] = found
     return handler
 
@@ -72,11 +74,3 @@ def _nearest(name: str, found: object) -> str:
     known = [other for other in dir(found) if callable(getattr(found, other, None))]
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _name_of(found: object) -> str:
-    return f"module {found.__name__!r}" if isinstance(found, ModuleType) else repr(found)
-
-
-def _article(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"

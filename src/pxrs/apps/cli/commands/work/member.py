@@ -112,7 +112,8 @@ class _Process:
     def _hear(self, kind: str, facts: Mapping[str, Any]) -> None:  # noqa: ARG002 - the shape of a report
         if kind == "joined" and not self._joined:
             self._joined = True
-            _tell(self._tie)
+            with suppress(OSError):  # the supervisor has gone: the thread that listens notices, and this process leaves
+                self._tie.send(JOINED)
 
 
 def _settings(order: Order, settings: Settings) -> Settings:
@@ -126,11 +127,6 @@ def _has_successor(queue: Queue, order: Order) -> bool:
     """Whether another process runs under this name; else an operator has evicted this one."""
     row = queue.group(order.group).registry.member(order.member).row
     return row is not None and not row.is_evicted
-
-
-def _tell(tie: socket.socket) -> None:
-    with suppress(OSError):  # the supervisor has gone: the thread that listens notices, and this process leaves
-        tie.send(JOINED)
 
 
 def _leave_with(tie: socket.socket, consumer: Consumer) -> None:

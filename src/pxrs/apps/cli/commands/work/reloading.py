@@ -41,11 +41,8 @@ def places_of(module: str) -> list[str]:
     except (ImportError, ValueError):
         spec = None
     found = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin or ""]
-    return [here, *(place for place in found if os.path.isabs(place) and not _is_below(place, here))]
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return os.path.commonpath([os.path.abspath(path), directory]) == directory
+    places = [os.path.abspath(place) for place in found if os.path.isabs(place)]
+    return [here, *(place for place in places if os.path.commonpath([place, here]) != here)]
 
 
 def _python_files(place: str) -> Iterator[str]:

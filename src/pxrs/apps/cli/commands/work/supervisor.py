@@ -242,7 +242,8 @@ class Supervisor:
         new, self._heard = self._signals[self._heard :], len(self._signals)
         if new and not self._ending:
             running = sum(place.running is not None for place in self._places)
-            note(f"{signal.Signals(new[0]).name}: {_counted(running)} asked to leave")
+            counted = "1 process is" if running == 1 else f"{running} processes are"
+            note(f"{signal.Signals(new[0]).name}: {counted} asked to leave")
             self._end()
             new = new[1:]
         if signal.SIGINT in new:
@@ -278,10 +279,6 @@ def _started(order: Order) -> tuple[subprocess.Popen[bytes], socket.socket]:
             ours.close()
             raise
     return process, ours
-
-
-def _counted(processes: int) -> str:
-    return "1 process is" if processes == 1 else f"{processes} processes are"
 
 
 def _in_words(code: int) -> str:
