@@ -377,3 +377,33 @@ def test_what_was_done_is_counted(tmp_path: Path) -> None:
         trimmed = sum(new - old for old, new in done.trimmed.values())
         assert trimmed > 0
         assert counted == {"pxrs_sealed_segments_total": 4, "pxrs_trimmed_messages_total": trimmed}
+
+
+@pytest.mark.processes
+def test_a_forked_child_closes_the_queue_and_leaves_the_parents_producer_alone(tmp_path: Path) -> None:
+    """Its close raised the producer's error: it belongs to the parent."""
+    with pxrs.open(f"file:{tmp_path}/q", partitions=1, settings=pxrs.Settings(linger_ms=3_600_000)) as queue:
+        producer = queue.producer()
+        producer.send("k", b"of the parent")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                queue.producer().send("k", b"of the child")
+                queue.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        producer.close()
+        assert [message.value for message in queue.read(0, 0)] == [b"of the child", b"of the parent"]
+
+
+def test_closing_a_queue_waits_for_producers_that_nobody_has_kept(tmp_path: Path) -> None:
+    """``queue.producer().send(...)``: the log was closed before the dropped producer's thread came to it."""
+    for number in range(10):
+        with pxrs.open(
+            f"file:{tmp_path}/q{number}", partitions=1, settings=pxrs.Settings(linger_ms=3_600_000)
+        ) as queue:
+            receipts = [queue.producer().send("k", b"x") for _ in range(3)]
+        assert [receipt.result(0)[0] for receipt in receipts] == [0, 0, 0]

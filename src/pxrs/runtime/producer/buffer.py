@@ -235,6 +235,11 @@ class Buffer:
         join(self._thread)
         self._ended = True  # and the caller of this gets an error for what is lost
 
+    def end_of(self, log: Log) -> None:
+        """``end``, if it is a buffer of this log."""
+        if self._log is log:
+            self.end()
+
     def end_with_process(self, stopped_at: float) -> str:
         """Wait after ``stop``, but not for longer than ``send_timeout_ms``; returns a text about messages that are lost
         by this, if there are any.
@@ -363,10 +368,22 @@ def _messages(count: int) -> str:
 _buffers: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
 
+def end_buffers(log: Log) -> None:
+    """Wait until all that was sent to this log is stored, or has failed: before the log is closed."""
+    for buffer in _all_buffers():
+        buffer.end_of(log)
+
+
+def _all_buffers() -> list[Buffer]:
+    while True:
+        with suppress(RuntimeError):  # another thread has just made one
+            return list(_buffers)
+
+
 @at_exit(Stage.SEND)
 def _send_the_rest() -> list[threading.Thread]:
     """Store the messages of producers that nobody has closed; a line on stderr says what could not be stored."""
-    buffers, now = list(_buffers), SystemClock.monotonic()
+    buffers, now = _all_buffers(), SystemClock.monotonic()
     for buffer in buffers:
         buffer.stop()  # all at once: they need not wait for each other
     for said in filter(None, [buffer.end_with_process(now) for buffer in buffers]):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from pxrs.drivers import find_driver, hashes_of_other_packages
 from pxrs.errors import BadSetting, Closed
 from pxrs.io.clock import Clock, SystemClock
+from pxrs.io.fork import renew_in_child
 from pxrs.logs.base import Log, OpenOptions
 from pxrs.model import Grant, MemberRow, Message, Owner, check_name
 from pxrs.rules.assignment import check_assignor
@@ -35,6 +36,7 @@ from pxrs.runtime.group.until_end import FinishLine
 from pxrs.runtime.group.work import Work
 from pxrs.runtime.ports.events import Report
 from pxrs.runtime.ports.sink import Sink, bind, check_sink
+from pxrs.runtime.producer.buffer import end_buffers
 from pxrs.runtime.producer.producer import NamedProducer, Producer
 from pxrs.runtime.queue.housekeeping import Housekeeper, Round
 from pxrs.runtime.queue.log_registry import MANUAL, Adopted, LogRegistry, group_over, make_group, message_count
@@ -122,13 +124,14 @@ class Queue:
         self.settings = settings
         self._assignor = assignor
         self._clock = clock
-        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._leave_producers()
         # Consumers and pipelines live from their start to their end, or as long as their queue: drop both, drop them.
         self.users: set[User] = set()
         self._subscriptions: set[Subscription] = set()
         self._stop_metrics: Callable[[], None] | None = None
         self._where = where
         self._is_told = False
+        renew_in_child(self, Queue._leave_producers)
         self._housekeeper = Housekeeper(log, store, settings, clock, self._belonging(settings))
         self._closed = False
 
@@ -349,6 +352,7 @@ class Queue:
                 closing.callback(self._stop_metrics)
             for stop in [*(s.stop for s in self._subscriptions), *(user.stop for user in self.users)]:
                 closing.callback(stop)
+            closing.callback(end_buffers, self.log)  # of producers that nobody has kept, and so nobody closes
             for producer in list(self._producers):
                 closing.callback(producer.close)
 
@@ -360,6 +364,10 @@ class Queue:
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}, {self.partitions} partitions{', closed' if self._closed else ''}>"
+
+    def _leave_producers(self) -> None:
+        """Begin without any. In a forked child: those that were open are the parent's, which sends what is in them."""
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
     def _check_open(self) -> None:
         if self._closed:
