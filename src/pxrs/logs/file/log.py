@@ -115,7 +115,7 @@ class FileLog(Log):
                 for writer in writers.values():
                     writer.publish()
         except FileNotFoundError as error:
-            raise Damaged(f"a part of the log is gone: {error}") from error
+            raise Damaged(f"a part of the log is gone: {error}; put it back from a copy of the queue") from error
         except OSError as error:
             raise Unavailable(f"{self.directory}: {disk_text(error, self.directory)}") from error
         return firsts

@@ -49,7 +49,7 @@ def _guarded(
                         raise
         except FileNotFoundError as error:
             self.forget()  # once it is put right, by whomever, nothing that was known before counts
-            raise Damaged(f"a part of the log is gone: {error}") from error
+            raise Damaged(f"a part of the log is gone: {error}; put it back from a copy of the queue") from error
         except OSError as error:
             raise Unavailable(f"the log cannot be read: {error}") from error
 

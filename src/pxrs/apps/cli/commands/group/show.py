@@ -13,6 +13,7 @@ import typer
 from pxrs.apps.cli import values as words
 from pxrs.apps.cli.options import GroupName, Output, Partitions, RegistryUrl, Url, WrongUsage, opened
 from pxrs.apps.cli.output import LAG_EXIT_CODE, note, rendered, show, until_asked_to_end
+from pxrs.errors import Mismatch
 from pxrs.model import check_name
 from pxrs.runtime.views.tables import MISSING, UNKNOWN, Table, ranges, span
 
@@ -36,7 +37,7 @@ def list_groups(url: Url, output: Output = "table", registry: RegistryUrl = None
     with opened(url, registry) as queue:
         handles = [queue.group(name) for name in queue.groups()]
         if not handles:
-            queue.check_registry()  # "no groups" of a registry that is not the log's would mislead
+            _refuse_other_registry(queue)
         for handle in handles:
             handle.begin_to_watch()
         views = [handle.describe() for handle in handles]
@@ -49,6 +50,17 @@ def list_groups(url: Url, output: Output = "table", registry: RegistryUrl = None
     show(Table(["GROUP", "STATE", "MEMBERS", "LAST-SEEN", "TOTAL-LAG", "DEAD-LETTERS", oldest], rows), output)
     for view in views:
         _note_errors(view)
+
+
+def _refuse_other_registry(queue: Queue) -> None:
+    """ "No groups" of a registry that is not the log's would mislead. Where the log has recorded its own, the reason is
+    printed already, as the warning of every look."""
+    try:
+        queue.check_registry()
+    except Mismatch:
+        if (recorded := queue.log.registry()) is not None and recorded.id:
+            raise typer.Exit(1) from None
+        raise
 
 
 def describe(
