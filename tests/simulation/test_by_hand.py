@@ -152,11 +152,11 @@ def test_the_bell_of_a_member_whose_row_has_expired_in_the_store_is_cleared_away
     (first, _, store), (second, _, _) = hand.member("A"), hand.member("B")
     hand.rounds(first, second)
     keys = hand.registry.keys
-    assert store.scan(keys.bells + "B")
+    assert store.scan(keys.wake_rows + "B")
     [row] = store.scan(keys.members + "B")
     store.swap_each([Swap(row.key, row.version, None)])
     hand.rounds(first)
-    assert not store.scan(keys.bells + "B") and store.scan(keys.bells + "A")
+    assert not store.scan(keys.wake_rows + "B") and store.scan(keys.wake_rows + "A")
 
 
 def _away_for_partitions(keys: Sequence[str]) -> None:

@@ -73,7 +73,7 @@ def test_back_off_doubles_up_to_its_limit() -> None:
     job = Job(log, settings, time, print, "message", int, nothing, NO_LINK)
     job.alive_until = float("inf")
     worker = Worker(job, Grant(0, Owner("A", "1"), 1), 0, paused=False)
-    worker._bell.wait = time.wait  # type: ignore[method-assign, assignment]  # time passes when it is waited for
+    worker._wake_event.wait = time.wait  # type: ignore[method-assign, assignment]  # time passes when it is waited for
     for tries in range(1, 6):
         assert worker._back_off(tries)
     assert time.waits == [0.1, 0.2, 0.4, 0.4, 0.4]

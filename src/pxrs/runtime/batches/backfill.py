@@ -86,7 +86,7 @@ class Backfill:
 
     def request_stop(self) -> None:
         self.stopping = True
-        self._shares.bell.set()
+        self._shares.wake_event.set()
 
     def fail(self, error: PxrsError) -> None:
         self.error = self.error or error

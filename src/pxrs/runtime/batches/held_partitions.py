@@ -45,7 +45,7 @@ class HeldPartitions:
     settings: Settings
     clock: Clock
     alive_until: float = 0.0
-    bell: threading.Event = field(default_factory=threading.Event)
+    wake_event: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class HeldPartitions:
         with self._lock:
             self._shares[grant.partition] = HeldPartition(grant, checkpoint, paused, note)
             self._left.pop(grant.partition, None)
-        self.bell.set()
+        self.wake_event.set()
 
     def position(self, partition: int) -> int | None:
         return self._shares[partition].position
@@ -73,7 +73,7 @@ class HeldPartitions:
     def drain(self, partition: int) -> None:
         with self._lock:
             self._shares[partition].draining = True
-        self.bell.set()
+        self.wake_event.set()
 
     def drained(self, partition: int) -> bool:
         with self._lock:
@@ -85,17 +85,17 @@ class HeldPartitions:
             share = self._shares.pop(partition)
             if share.unshown and not lost:
                 self._left[partition] = share.unshown
-        self.bell.set()
+        self.wake_event.set()
 
     def pause(self, partition: int, paused: bool) -> None:
         with self._lock:
             self._shares[partition].paused = paused
-        self.bell.set()
+        self.wake_event.set()
 
     def extend(self, until: float) -> None:
         old, self.alive_until = self.alive_until, until
         if self.clock.monotonic() >= old:
-            self.bell.set()
+            self.wake_event.set()
 
     def is_stalled(self, now: float) -> bool:
         since, limit = self._busy_since, self.settings.progress_limit_ms / 1000
@@ -106,7 +106,7 @@ class HeldPartitions:
 
     def halt(self) -> None:
         self._halted = True
-        self.bell.set()
+        self.wake_event.set()
 
     # ---- what is measured -------------------------------------------------------------------------------------------
 

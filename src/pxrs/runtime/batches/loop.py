@@ -97,7 +97,7 @@ class BatchLoop:
 
     def _step(self) -> None:
         shares = self._a.shares
-        shares.bell.clear()
+        shares.wake_event.clear()
         for note, partitions in shares.unshown().items():
             self._show(note, partitions)
         ranges = shares.take(self._planner.choose(self._planner.look(), lambda _: self.pace.rows))
@@ -105,7 +105,7 @@ class BatchLoop:
             self._work_off(ranges)
         elif not shares.owes_output() and self._a.is_over():
             self._a.stop()
-        elif shares.bell.wait(self._idle_seconds()):
+        elif shares.wake_event.wait(self._idle_seconds()):
             self._a.pause.wait(_GATHER_SECONDS)
 
     def _idle_seconds(self) -> float:

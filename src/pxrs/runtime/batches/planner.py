@@ -148,7 +148,7 @@ class BatchPlanner:
 
     def _heard(self, partition: int) -> None:
         self._grown.add(partition)
-        self.held.bell.set()
+        self.held.wake_event.set()
 
 
 def range_of(grant: Grant, start: int, rows: int) -> Range:

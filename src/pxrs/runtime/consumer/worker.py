@@ -59,8 +59,8 @@ class Worker:
         self._halt = False
         self._asked = False
         self._begun = False
-        self._bell = Nudge()
-        self._parking = Parking(grant.partition, job.clock, self._bell, lambda: self._halt)
+        self._wake_event = Nudge()
+        self._parking = Parking(grant.partition, job.clock, self._wake_event, lambda: self._halt)
         self._commit_at = 0
         self._told: int | None = checkpoint
         self._tell_at = 0.0
@@ -72,7 +72,7 @@ class Worker:
     def drain(self) -> None:
         """Take nothing more; ``finished`` is set when what runs has ended."""
         self._halt = self._asked = True
-        self._bell.set()
+        self._wake_event.set()
 
     def lose(self) -> None:
         """The partition is somebody else's: what still runs does not count."""
@@ -80,10 +80,10 @@ class Worker:
 
     def pause(self, paused: bool) -> None:
         self._paused = paused
-        self._bell.set()
+        self._wake_event.set()
 
     def nudge(self) -> None:
-        self._bell.set()
+        self._wake_event.set()
 
     # ---- the thread ---------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Worker:
         unsubscribe: Callable[[], None] | None = None
         try:
             self._await_those_before()
-            unsubscribe = self._job.log.subscribe(self.grant.partition, self._bell.set)
+            unsubscribe = self._job.log.subscribe(self.grant.partition, self._wake_event.set)
             self._try_to_begin()
             self._loop()
         except PxrsError as error:
@@ -168,7 +168,7 @@ class Worker:
 
     def _loop(self) -> None:
         while not self._halt:
-            self._bell.clear()
+            self._wake_event.clear()
             try:
                 batch = self._next_batch()
             except Exception as error:
@@ -180,7 +180,9 @@ class Worker:
             if batch is not None:
                 self._handle_batch(batch)
             elif not self._halt:
-                self._bell.wait(min(self._until_told(), self._job.settings.poll_ms / 1000))  # a bell may get lost
+                self._wake_event.wait(
+                    min(self._until_told(), self._job.settings.poll_ms / 1000)
+                )  # a wake-up may get lost
 
     @property
     def trouble(self) -> PxrsError | None:
@@ -352,8 +354,8 @@ class Worker:
         """Wait before the next try; False if the partition is to be given up meanwhile."""
         deadline = self._job.clock.monotonic() + back_off_seconds(self._job.settings, tries)
         while not self._halt and (left := deadline - self._job.clock.monotonic()) > 0:
-            self._bell.wait(left)
-            self._bell.clear()
+            self._wake_event.wait(left)
+            self._wake_event.clear()
         return self._may_take()
 
     def _may_take(self) -> bool:

@@ -66,11 +66,11 @@ def back_off_seconds(settings: Settings, tries: int) -> float:
 class Parking:
     """The trouble of one partition: it waits, each time a little longer, and holds up no other. Used by its thread."""
 
-    def __init__(self, partition: int, clock: Clock, bell: Nudge, is_given_up: Callable[[], bool]) -> None:
+    def __init__(self, partition: int, clock: Clock, wake_event: Nudge, is_given_up: Callable[[], bool]) -> None:
         self.trouble: PxrsError | None = None
         self._partition = partition
         self._clock = clock
-        self._bell = bell
+        self._wake_event = wake_event
         self._is_given_up = is_given_up
         self._failures = 0
 
@@ -93,11 +93,11 @@ class Parking:
         A wake-up that came meanwhile is kept: the thread may wait for one right after this.
         """
         clock = self._clock.monotonic
-        deadline, soonest, rang = clock() + seconds, clock() + min(seconds, FIRST_SECONDS), False
-        while not self._is_given_up() and (left := (soonest if rang and until_change else deadline) - clock()) > 0:
-            rang = self._bell.wait(left) or rang
-        if rang:
-            self._bell.set()
+        deadline, soonest, woken = clock() + seconds, clock() + min(seconds, FIRST_SECONDS), False
+        while not self._is_given_up() and (left := (soonest if woken and until_change else deadline) - clock()) > 0:
+            woken = self._wake_event.wait(left) or woken
+        if woken:
+            self._wake_event.set()
 
     def end(self) -> None:
         """End the wait: what the partition waited for works."""

@@ -207,7 +207,7 @@ class Member:
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)
         if group.target is not None and self._target is None:
-            self._polled = True  # only ever set here: "or" would overwrite a ring that comes in between
+            self._polled = True  # only ever set here: "or" would overwrite a wake-up that comes in between
         self._group = group
 
     def _wanted(self) -> set[int]:

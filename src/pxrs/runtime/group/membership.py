@@ -34,31 +34,31 @@ class Loop:
     """Calls ``step`` until it returns None; ``step`` returns how long to sleep. Anybody may ``wake`` it."""
 
     def __init__(self, name: str, step: Callable[[], float | None]) -> None:
-        self._bell = threading.Event()
+        self._wake_event = threading.Event()
         self._step = weakref.WeakMethod(step)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def wake(self) -> None:
-        self._bell.set()
+        self._wake_event.set()
 
     def _run(self) -> None:
         while True:
-            self._bell.clear()
+            self._wake_event.clear()
             step = self._step()
             pause = step() if step is not None else None
             del step
             if pause is None:
                 return
-            self._bell.wait(pause)
+            self._wake_event.wait(pause)
 
 
 class Watcher:
     """Waits for wake-ups, and passes them on. It keeps no member alive while it waits."""
 
-    def __init__(self, name: str, registry: Registry, seconds: float, rang: Callable[[], bool]) -> None:
+    def __init__(self, name: str, registry: Registry, seconds: float, on_wake: Callable[[], bool]) -> None:
         self._registry = registry
         self._seconds = seconds
-        self._rang = weakref.WeakMethod(rang)
+        self._on_wake = weakref.WeakMethod(on_wake)
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def _run(self) -> None:
@@ -73,8 +73,8 @@ class Watcher:
             tell = self._tell()
 
     def _tell(self) -> bool:
-        rang = self._rang()
-        return rang is not None and rang()
+        on_wake = self._on_wake()
+        return on_wake is not None and on_wake()
 
     def end(self) -> None:
         """At the end of the process: nobody uses the registry any more, and who waits in it ends by this."""
@@ -115,7 +115,7 @@ class Membership:
         self._done = threading.Event()
         self._error: PxrsError | None = None
         self._loop = Loop(f"pxrs-{loop_name}", self._round)
-        self._watcher = Watcher(f"pxrs-{loop_name}-watch", registry, member.poll_seconds, self._rang)
+        self._watcher = Watcher(f"pxrs-{loop_name}-watch", registry, member.poll_seconds, self._on_wake)
         self.wake = self._loop.wake
         _all.add(self)
 
@@ -248,7 +248,7 @@ class Membership:
             return None
         return max(0.0, wake_at - self._clock.monotonic())
 
-    def _rang(self) -> bool:
+    def _on_wake(self) -> bool:
         """Look at the rows: another member has changed something, or the time is over. False: the member is gone."""
         if self._killed or self._done.is_set():
             return False

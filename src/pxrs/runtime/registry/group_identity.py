@@ -41,7 +41,7 @@ class GroupIdentity:
     @cached_property
     def wake(self) -> WakeRow:
         """The row that this registry's user wakes the members with."""
-        return WakeRow(self.store, self.keys.bells + self._ringer)
+        return WakeRow(self.store, self.keys.wake_rows + self._ringer)
 
     def initialize(
         self,

@@ -85,7 +85,7 @@ class Registry(GroupIdentity):
 
     def remove_wake_row(self, name: str) -> None:
         """Remove the wake-up row of a member whose own row is gone by itself."""
-        WakeRow(self.store, self.keys.bells + name).remove()
+        WakeRow(self.store, self.keys.wake_rows + name).remove()
 
     def evict(self, name: str, tombstone: str) -> None:
         """Put a member out: its process is fenced at its next beat, its partitions go to others."""
@@ -314,7 +314,7 @@ class Registry(GroupIdentity):
 
     def wait(self, mark: int, timeout: float) -> int:
         """Block until a member wakes the others, or the time is over. A wake-up is a hint: read the rows."""
-        return self.store.wait(self.keys.bells, mark, timeout)
+        return self.store.wait(self.keys.wake_rows, mark, timeout)
 
 
 def _present(group: Group | None) -> Group:

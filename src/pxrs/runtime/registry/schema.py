@@ -28,7 +28,7 @@ class Keys:
         self.members = f"{self.base}member/"
         self.partitions = f"{self.base}partition/"
         self.targets = f"{self.base}target/"
-        self.bells = f"{self.base}bell/"
+        self.wake_rows = f"{self.base}bell/"
 
 
 class RowKind(ABC, Generic[N, T]):

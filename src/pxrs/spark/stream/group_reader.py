@@ -190,9 +190,9 @@ class GroupReader(StreamReader):
     def _plan(self, life: Life, limit: ReadLimit) -> tuple[Range, ...]:
         """The next batch; waits a moment for messages, so that an idle query asks less often."""
         shares = life.member.shares
-        shares.bell.clear()
+        shares.wake_event.clear()
         found = self._try(life, limit)
-        if not found and self.limits.ends is None and shares.bell.wait(IDLE_SECONDS):
+        if not found and self.limits.ends is None and shares.wake_event.wait(IDLE_SECONDS):
             found = self._try(life, limit)
         return found
 

@@ -121,8 +121,8 @@ class StreamMember:
             self.check()
             if self._clock.monotonic() > deadline:
                 return False
-            self.shares.bell.wait(LOOK_SECONDS)
-            self.shares.bell.clear()
+            self.shares.wake_event.wait(LOOK_SECONDS)
+            self.shares.wake_event.clear()
         return True
 
     def _is_settled(self) -> bool:

@@ -124,7 +124,7 @@ class PlainReader(StreamReader):
     def __init__(self, request: StreamRequest, reading: ReadSpec) -> None:
         super().__init__(request, reading)
         self._log: Log | None = None
-        self._bell = threading.Event()
+        self._wake_event = threading.Event()
         self._initial: Offset | None = None
         self._ends: dict[int, int] = {}
         self._told: set[int] = set()
@@ -134,7 +134,7 @@ class PlainReader(StreamReader):
         if self._log is None:
             self._log = open_log(self.request.read.log)
             for partition in partitions_of(self.request.read, self._log):
-                self._log.subscribe(partition, self._bell.set)
+                self._log.subscribe(partition, self._wake_event.set)
         return self._log
 
     @property
@@ -149,10 +149,10 @@ class PlainReader(StreamReader):
         return self._initial
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        self._bell.clear()
+        self._wake_event.clear()
         positions = decode_positions(start, self.log.identity, self._chosen)
         found = self._next(positions, limit)
-        if found is None and self.limits.ends is None and self._bell.wait(IDLE_SECONDS):
+        if found is None and self.limits.ends is None and self._wake_event.wait(IDLE_SECONDS):
             found = self._next(positions, limit)
         return start if found is None else encode_positions(self.log.identity, found)
 

@@ -260,7 +260,7 @@ class OwnershipPromises(Promises):
         grant = claimed(registry, 3, A)
         row = MemberRow("A", "life-1")
         held = registry.register(row)
-        before = store.scan(registry.keys.bells)
+        before = store.scan(registry.keys.wake_rows)
         registry.beat(row, held)
         done(registry.commit({grant: 1}))
-        assert store.scan(registry.keys.bells) == before
+        assert store.scan(registry.keys.wake_rows) == before

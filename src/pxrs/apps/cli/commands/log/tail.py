@@ -86,12 +86,12 @@ def _newest(queue: Queue, ends: dict[int, int], count: int) -> list[Message]:
 
 def _coming(queue: Queue, positions: dict[int, int], left: int, follow: bool) -> Iterator[Message]:
     """Yield the messages from these positions on; with ``follow`` also those that come later."""
-    bell = threading.Event()
+    wake_event = threading.Event()
     with ExitStack() as cancelling:
         for partition in positions if follow else ():
-            cancelling.callback(queue.log.subscribe(partition, bell.set))
+            cancelling.callback(queue.log.subscribe(partition, wake_event.set))
         while left > 0:
-            bell.clear()
+            wake_event.clear()
             seen = 0
             for partition in positions:
                 for message in _next(queue, partition, positions, min(left, _ROWS)):
@@ -100,7 +100,7 @@ def _coming(queue: Queue, positions: dict[int, int], left: int, follow: bool) ->
             if not seen:
                 if not follow:
                     return
-                bell.wait(queue.settings.poll_ms / 1000)  # it may get lost
+                wake_event.wait(queue.settings.poll_ms / 1000)  # it may get lost
 
 
 def _next(queue: Queue, partition: int, positions: dict[int, int], limit: int) -> list[Message]:
