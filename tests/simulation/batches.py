@@ -133,7 +133,7 @@ class BatchProcess(Process):
 
     def _new_work(self, settings: Settings) -> HeldPartitions:
         self._settings = settings
-        self.shares = HeldPartitions(settings, self.clock, bell=VirtualEvent(self))
+        self.shares = HeldPartitions(settings, self.clock, wake_event=VirtualEvent(self))
         return self.shares
 
     def _assembly(self) -> BatchParts:
@@ -160,7 +160,7 @@ class BatchProcess(Process):
 
     def leave(self) -> None:
         self._stopping = True
-        self.shares.bell.set()
+        self.shares.wake_event.set()
         super().leave()
 
     def _fail(self, error: PxrsError) -> None:

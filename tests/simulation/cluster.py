@@ -167,7 +167,7 @@ class Process:
         self.clock = SkewedClock(cluster.world)
         inc = f"{cluster.world.random.getrandbits(64):016x}"
         self.owner = Owner(name, inc)
-        registry = Registry(Wire(cluster, self), QUEUE, GROUP, self.clock, ringer=name)
+        registry = Registry(Wire(cluster, self), QUEUE, GROUP, self.clock, waker=name)
         grace = cluster.world.random.choice((0, 0, 5_000))
         settings = cluster.settings.with_(lease_ms=cluster.world.random.choice(LEASES_MS))
         row = MemberRow(name, inc, lease_ms=settings.lease_ms, grace_ms=grace)

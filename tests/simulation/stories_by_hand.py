@@ -118,7 +118,7 @@ class Hand:
 
     def member(self, name: str, settings: Settings = SETTINGS) -> tuple[Member, HandWork, HandStore]:
         store, work = HandStore(self.table), HandWork()
-        registry = Registry(store, "q", "g", self.clock, ringer=name)
+        registry = Registry(store, "q", "g", self.clock, waker=name)
         row = MemberRow(name, f"life-of-{name}", lease_ms=settings.lease_ms)
         return Member(registry, work, row, settings, self.clock, self._nonce, self._hear), work, store
 

@@ -839,8 +839,8 @@ def test_a_loop_that_owes_output_is_not_over_and_shows_it_at_its_end() -> None:
         yard.engines["A"] = engine.start()
         eventually(lambda: len(engine.shares.troubles()) == 2 and yard.site.lag() == 0, "all is committed, and waits")
         asked.clear()
-        engine.shares.bell.set()
-        eventually(lambda: not engine.shares.bell.is_set(), "it has looked again")
+        engine.shares.wake_event.set()
+        eventually(lambda: not engine.shares.wake_event.is_set(), "it has looked again")
         assert asked == [] and engine.shares.owes_output() and not engine.life.stopping
         engine.shares.park(0, Unavailable("for long"))
         engine.shares.park(1, Unavailable("for long"))

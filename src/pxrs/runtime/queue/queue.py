@@ -382,8 +382,8 @@ class Queue:
             self._is_told = True
             self._belonging(self.settings).warn_of_other()
 
-    def _registry(self, group: str, ringer: str, settings: Settings) -> Registry:
-        return Registry(self.store, self.name, check_name("group", group), self._clock, settings.prefix, ringer)
+    def _registry(self, group: str, waker: str, settings: Settings) -> Registry:
+        return Registry(self.store, self.name, check_name("group", group), self._clock, settings.prefix, waker)
 
     def _handle(self, registry: Registry) -> Callable[[], GroupHandle]:
         """The handle of a group that is worked for; made when somebody asks for it."""

@@ -26,13 +26,13 @@ class GroupIdentity:
         group: str,
         clock: Clock,
         prefix: str = "/pxrs/",
-        ringer: str = "operator",
+        waker: str = "operator",
     ) -> None:
         self.store = store
         self.queue = queue
         self.group_name = group
         self.keys = Keys(prefix, queue, group)
-        self._ringer = check_name("member", ringer)
+        self._waker = check_name("member", waker)
         self._clock = clock
         self._groups = Rows(store, GroupRow(self.keys))
         self._partitions = Rows(store, PartitionRows(self.keys))
@@ -41,7 +41,7 @@ class GroupIdentity:
     @cached_property
     def wake(self) -> WakeRow:
         """The row that this registry's user wakes the members with."""
-        return WakeRow(self.store, self.keys.wake_rows + self._ringer)
+        return WakeRow(self.store, self.keys.wake_rows + self._waker)
 
     def initialize(
         self,

@@ -18,8 +18,8 @@ A, A2, B = Owner("A", "life-1"), Owner("A", "life-2"), Owner("B", "life-1")
 PARTITIONS = 8
 
 
-def registry_over(store: Store, ringer: str = "operator") -> Registry:
-    registry = Registry(store, "orders", "billing", SystemClock(), ringer=ringer)
+def registry_over(store: Store, waker: str = "operator") -> Registry:
+    registry = Registry(store, "orders", "billing", SystemClock(), waker=waker)
     registry.initialize(PARTITIONS, "xxh64-spark", "pmod")
     return registry
 
