@@ -21,7 +21,7 @@ def wake_ms(place: Place, rounds: int) -> float:
     """From the call in which a member leaves to the end of the other's wait, through connections of their own."""
     with closing(open_store(place.url("waking"))) as theirs, closing(open_store(place.url("waking"))) as ours:
         leaving, waiting = (
-            Registry(store, "q", "g", CLOCK, ringer=name) for store, name in ((theirs, "A"), (ours, "B"))
+            Registry(store, "q", "g", CLOCK, waker=name) for store, name in ((theirs, "A"), (ours, "B"))
         )
         return statistics.median(_wake(leaving, waiting) for _ in range(rounds)) * 1000
 
