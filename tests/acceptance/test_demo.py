@@ -59,7 +59,7 @@ def test_the_demo_kills_a_consumer_and_proves_that_nothing_was_lost(engine: str,
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-stories")
 def test_the_demo_on_spark_shows_every_message_exactly_once(tmp_path: Path) -> None:
     shown = run_demo("--engine", "spark", "--keep", str(tmp_path / "kept"))
     assert shown.returncode == 0, shown.stdout + shown.stderr

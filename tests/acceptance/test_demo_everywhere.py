@@ -43,7 +43,7 @@ def test_the_demo_in_threads(store: str) -> None:
     assert shown.returncode == 0 and "PROVED" in shown.stdout, shown.stdout + shown.stderr
 
 
-@pytest.mark.xdist_group("spark-applications")
+@pytest.mark.xdist_group("spark-stories")
 def test_the_demo_in_spark_applications_that_share_a_server(postgres_server: PostgresServer) -> None:
     shown = told("spark", postgres_server.url("demo-of-spark"))
     assert shown.returncode == 0 and "PROVED" in shown.stdout, shown.stdout + shown.stderr

@@ -16,7 +16,7 @@ import pytest
 from tests.acceptance.harness import DEADLINE, eventually
 from tests.acceptance.spark_harness import SparkTown, is_alive, places_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("spark-applications")]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("spark-stories")]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ import pytest
 from tests.acceptance.harness import DEADLINE, ROOT, eventually, registry_is_free
 from tests.acceptance.spark_harness import COMMON, Application, MixedTown, is_alive, places_of
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("spark-applications")]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("spark-stories")]
 
 # S is soon taken for stuck; its rows pass through a Python function in a worker of its executor.
 SETTINGS = {"lease_ms": 3_000, "poll_ms": COMMON["poll_ms"], "revoke_timeout_ms": COMMON["revoke_timeout_ms"]}

@@ -25,7 +25,7 @@ from tests.acceptance.cluster.town import ClusterTown
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.slow,
-    pytest.mark.xdist_group("spark-applications"),
+    pytest.mark.xdist_group("spark-machines"),
     pytest.mark.timeout(600),
 ]
 

@@ -219,7 +219,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-stories")
 def test_functions_of_a_python_file_reach_the_executors(pxrs: Pxrs, tmp_path: Path) -> None:
     make_queue(pxrs, messages=40)
     (tmp_path / "files").mkdir()
@@ -245,7 +245,7 @@ def per_account(df, batch):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-stories")
 def test_a_yaml_file_runs_from_queue_to_queue(pxrs: Pxrs, tmp_path: Path) -> None:
     make_queue(pxrs, messages=40)
     assert pxrs("init", "file:./counts", "--partitions", 2).code == 0
@@ -269,7 +269,7 @@ def readme_pipeline() -> str:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark-stories")
 def test_the_pipeline_of_the_readme_runs_until_it_is_told_to_leave(pxrs: Pxrs, tmp_path: Path) -> None:
     make_queue(pxrs, messages=40)
     (tmp_path / "pipeline.py").write_text(readme_pipeline())
