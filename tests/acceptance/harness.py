@@ -8,8 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,18 +15,11 @@ from typing import Any
 import pytest
 
 import pxrs
+from tests.tools.waiting import DEADLINE as DEADLINE
+from tests.tools.waiting import eventually as eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 60.0
 Line = dict[str, Any]
-
-
-def eventually(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"waited {deadline:.0f} s in vain: {what}")
-        time.sleep(0.02)
 
 
 class Town:

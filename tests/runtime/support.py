@@ -6,13 +6,10 @@ import itertools
 import os
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
-
-import pytest
 
 from pxrs.errors import Unavailable
 from pxrs.io.clock import SystemClock
@@ -30,9 +27,8 @@ from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Store, Swap, Verdict
 from pxrs.stores.memory import MemoryStore, SharedRows
 from pxrs.testing.faults.checker import Event, Processed, Stored
-
-DEADLINE = 30.0
-"""How long a condition may take before a test fails. Never a statement about speed."""
+from tests.tools.waiting import DEADLINE as DEADLINE
+from tests.tools.waiting import eventually as eventually
 
 PATIENT = Settings(lease_ms=60_000, poll_ms=60_000, drain_ms=20_000, commit_interval_ms=50, backoff_ms=1)
 """Nobody is judged dead within a test: what happens, happens because somebody said so."""
@@ -45,15 +41,6 @@ HASTY = Settings(
 
 NO_LINK = MemberLink(lambda: None, lambda _: None, lambda: None, silent, lambda _: None)
 """For workers that no member drives."""
-
-
-def eventually(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> None:
-    """Wait until the condition holds; fail with ``what`` was awaited."""
-    end = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"waited {deadline:.0f} s in vain: {what}")
-        time.sleep(0.005)
 
 
 class Handled(NamedTuple):

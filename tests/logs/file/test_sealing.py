@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from itertools import count, pairwise
 from multiprocessing.synchronize import Barrier, Event
@@ -29,6 +28,7 @@ from pxrs.logs.pieces import read_range
 from pxrs.settings import Settings
 from tests.logs.conftest import OpenFile
 from tests.logs.helpers import entries, numbered, pairs, read_all
+from tests.tools.waiting import eventually
 
 SMALL = {"segment_bytes": 1, "durability": "flush", "delete_delay_ms": 0}
 
@@ -294,19 +294,12 @@ print(len(FileLog.open("file:" + sys.argv[1], Wish(), Settings(), create=False).
 """
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.mark.processes
 def test_a_sealer_that_is_stopped_in_the_middle_holds_up_nobody(open_file: OpenFile, queue: Path) -> None:
     log = write_segments(open_file, 3)
     with subprocess.Popen([sys.executable, "-c", STOPPED_SEALER, str(queue)], stdout=subprocess.PIPE) as sealer:
         try:
-            wait_for(lambda: psutil.Process(sealer.pid).status() == psutil.STATUS_STOPPED)
+            eventually(lambda: psutil.Process(sealer.pid).status() == psutil.STATUS_STOPPED, "the stop")
             assert (queue / "partition-0" / f"{0:020d}.parquet").exists(), "in the middle"
             write_segments(open_file, 4, log, 3)
             expected = list(enumerate(numbered(14)))
@@ -329,7 +322,7 @@ def test_a_trim_that_waits_for_a_stopped_sealer_gives_up_with_its_name(
     monkeypatch.setattr(sealing, "_PATIENCE", 0.05)
     with subprocess.Popen([sys.executable, "-c", STOPPED_SEALER, str(queue)], stdout=subprocess.PIPE) as sealer:
         try:
-            wait_for(lambda: psutil.Process(sealer.pid).status() == psutil.STATUS_STOPPED)
+            eventually(lambda: psutil.Process(sealer.pid).status() == psutil.STATUS_STOPPED, "the stop")
             with pytest.raises(Unavailable, match=r"partition-0: another process has sealed or trimmed here"):
                 log.trim(0, 4)
         finally:

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,6 +18,7 @@ from pxrs.apps.cli.commands.group import show as group_commands
 from pxrs.logs.file.log import FileLog
 from pxrs.model import MemberRow
 from tests.apps.cli.helpers import QUEUE, Pxrs, make_group, make_queue
+from tests.tools.waiting import eventually
 
 COLUMNS = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "EPOCH"]
 
@@ -37,15 +38,8 @@ def running_member(group: str, name: str) -> Iterator[library.Consumer]:
         library.open(QUEUE, create=False, settings=settings) as queue,
         queue.consumer(group, lambda _: None, name) as consumer,
     ):
-        wait_until(lambda: consumer.state == "live")
+        eventually(lambda: consumer.state == "live", "a member at work")
         yield consumer
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def checkpoints(name: str = "billing") -> list[int]:
@@ -316,7 +310,7 @@ def test_a_group_with_a_living_member_is_not_deleted_by_force(ready: Pxrs) -> No
 def test_an_evicted_member_is_fenced(ready: Pxrs) -> None:
     with library.open(QUEUE, create=False, settings=library.Settings(lease_ms=1_000, poll_ms=100)) as queue:
         consumer = queue.consumer("billing", lambda _: None, "A").start()
-        wait_until(lambda: consumer.state == "live")
+        eventually(lambda: consumer.state == "live", "a member at work")
         assert ready("member", "evict", QUEUE, "billing", "A").code == 0
         assert consumer.wait(30) and consumer.state == "fenced"
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from pxrs.sinks import ParquetSink, QueueSink, SqlSink
 from pxrs.spark.pipeline import pipeline_file as specs
 from pxrs.spark.pipeline.pipeline_file import PipelineSpec, load_spec
 from tests.apps.cli.helpers import QUEUE, Pxrs, Result, documents, make_queue
+from tests.tools.waiting import eventually
 
 README = Path(__file__).resolve().parents[4] / "README.md"
 LEAN = {"master": "local[1]", "memory": "512m"}
@@ -277,8 +277,9 @@ def test_the_pipeline_of_the_readme_runs_until_it_is_told_to_leave(pxrs: Pxrs, t
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         try:
             with library.open(QUEUE, create=False) as queue:
-                wait_until(lambda: "billing" in queue.groups() or process.poll() is not None)
-                wait_until(lambda: process.poll() is not None or queue.group("billing").describe().total_lag == 0)
+                eventually(lambda: "billing" in queue.groups() or process.poll() is not None, "the group", 150)
+                lag = queue.group("billing").describe
+                eventually(lambda: process.poll() is not None or lag().total_lag == 0, "the end of the work", 150)
                 members = json.loads(pxrs("group", "members", QUEUE, "billing", "-o", "json").out)
                 process.send_signal(signal.SIGTERM)
                 _, said = process.communicate(timeout=60)
@@ -289,10 +290,3 @@ def test_the_pipeline_of_the_readme_runs_until_it_is_told_to_leave(pxrs: Pxrs, t
     assert [(m["consumer_id"], m["engine"]) for m in members] == [("A", "spark")]
     assert members[0]["app"].startswith("local-") and members[0]["jvm"] != str(process.pid)
     assert len(rows_of(tmp_path / "bills")) == 40
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)

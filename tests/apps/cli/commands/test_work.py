@@ -15,9 +15,9 @@ import pytest
 
 import pxrs as library
 from tests.apps.cli.helpers import QUEUE, Pxrs, make_queue
+from tests.tools.waiting import DEADLINE, eventually
 
 pytestmark = pytest.mark.processes
-DEADLINE = 60.0
 HANDLER = """
 import os
 
@@ -61,7 +61,9 @@ class Work:
         return self._said.read_text()
 
     def hears(self, text: str, times: int = 1) -> None:
-        eventually(lambda: len(re.findall(text, self.said)) >= times, f"{text!r}, {times} times", lambda: self.said)
+        eventually(
+            lambda: len(re.findall(text, self.said)) >= times, f"{text!r}, {times} times", said=lambda: self.said
+        )
 
     def pids(self) -> list[int]:
         """Of all processes that were started, in this order."""
@@ -70,14 +72,6 @@ class Work:
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE)
-
-
-def eventually(condition: Callable[[], object], what: str, said: Callable[[], str] = lambda: "") -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"waited {DEADLINE:.0f} s in vain for {what}\n{said()}")
-        time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
