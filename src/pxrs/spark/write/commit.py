@@ -306,7 +306,7 @@ class FilesSink(QueueSink):
     def stage(self, batch: Batch, output: StagedFiles) -> str:
         return self._stage(batch, output) if output.decision.rows else ""
 
-    def _parts(self, batch: Batch, output: StagedFiles, data: str) -> Iterator[ChunkPart]:  # noqa: ARG002
+    def _parts(self, batch: Batch, output: StagedFiles, data: str) -> Iterator[ChunkPart]:  # noqa: ARG002 - a hook
         decision = output.decision
         for shipment in shipments(decision, output.folder):
             stamp = stamp_of(batch, shipment.number)

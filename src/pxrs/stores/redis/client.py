@@ -72,7 +72,7 @@ class _Credentials(CredentialProvider):
         return (user, password or "") if user else (password,) if password else ()
 
 
-class _Packer:
+class _CommandPacker:
     """Packs a command as one piece. redis-py packs word by word: for thousands of rows that takes most of the time."""
 
     def pack(self, *words: Word) -> list[bytes]:
@@ -100,7 +100,7 @@ class RedisClient:
             redis_connect_func=_greet,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            command_packer=_Packer(),
+            command_packer=_CommandPacker(),
             client_name=NAME,
             driver_info=None,  # saves two round trips at every connection
             protocol=2,
