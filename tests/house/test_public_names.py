@@ -60,7 +60,7 @@ def test_a_queue_offers_what_the_contract_says() -> None:
 
 def test_a_consumer_offers_what_the_contract_says() -> None:
     verbs = {"run", "start", "stop", "kill", "state"}
-    assert verbs <= {name for name in vars(pxrs.Consumer) if not name.startswith("_")}
+    assert verbs <= {name for name in dir(pxrs.Consumer) if not name.startswith("_")}
 
 
 def test_a_message_has_the_fields_of_the_contract() -> None:

@@ -74,7 +74,7 @@ def test_it_waits_for_the_partitions_of_other_members(queue: pxrs.Queue, monkeyp
     me = queue.consumer("g", lambda _: None, member="A")
     look = FinishLine.left
 
-    def counted(line: FinishLine, member: finish.Running) -> Any:
+    def counted(line: FinishLine, member: finish.WorkingMember) -> Any:
         looks.append(look(line, member))
         return looks[-1]
 

@@ -12,15 +12,14 @@ from pxrs.errors import PxrsError
 from pxrs.io.signals import Latch, join
 from pxrs.runtime.consumer.job import MemberLink
 from pxrs.runtime.consumer.workers import Workers
-from pxrs.runtime.group.membership import Membership, signals, weakly
-from pxrs.runtime.group.meter import Meter
+from pxrs.runtime.group.membership import Membership, Running, signals, weakly
 from pxrs.runtime.group.until_end import FinishLine
 from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.ports.events import silent
 from pxrs.settings import check_seconds
 
 
-class Consumer:
+class Consumer(Running):
     """Processes its share of a queue's partitions. Made by ``queue.consumer(...)``."""
 
     def __init__(
@@ -30,6 +29,7 @@ class Consumer:
         running: set[Any],
         to_the_end: Callable[[], FinishLine],
     ) -> None:
+        super().__init__(membership, workforce)
         self.member_id = membership.member.me.id
         self._to_the_end = to_the_end
         self._membership = membership
@@ -69,25 +69,6 @@ class Consumer:
         # A handler may ask its own consumer to stop: it must not wait for itself.
         self._membership.stop(timeout, [worker.thread for worker in list(self._workforce.workers.values())])
 
-    def kill(self) -> None:
-        """End as a crash would, with no flush and no release: for tests and drills."""
-        self._membership.kill()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Block until the consumer has ended; False if the time was over first."""
-        check_seconds("timeout", timeout)
-        return self._membership.wait(timeout)
-
-    def check(self) -> None:
-        """Raise the error that has ended this consumer, if one has."""
-        if self.error is not None:
-            raise self.error
-
-    @property
-    def error(self) -> PxrsError | None:
-        """The error that has ended this consumer, if any."""
-        return self._membership.error
-
     @property
     def state(self) -> str:
         """registering, waiting, replaying, live, troubled (no answer from the registry), stopping, stopped, fenced."""
@@ -113,24 +94,9 @@ class Consumer:
         return dict(self._workforce.unshown)
 
     @property
-    def troubles(self) -> dict[int, PxrsError]:
-        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
-        return self._workforce.troubles()
-
-    @property
     def partitions(self) -> list[int]:
         """The partitions in this consumer's hands now."""
         return sorted(self._membership.member.handles)
-
-    @property
-    def tally(self) -> Counters:
-        """The numbers of handled, retried, skipped and dead-lettered messages so far."""
-        return self._workforce.tally()
-
-    @property
-    def meter(self) -> Meter:
-        """The metrics of this consumer."""
-        return self._membership.meter
 
     @property
     def beat_age(self) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
 from pxrs.io.clock import Clock
@@ -23,9 +23,11 @@ from pxrs.io.process_exit import Stage, at_exit, signals_caught
 from pxrs.io.signals import wait_long
 from pxrs.model import Owner
 from pxrs.runtime.group.member import Member
-from pxrs.runtime.group.meter import Meter
+from pxrs.runtime.group.meter import Measured, Meter
+from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.ports.events import Report
 from pxrs.runtime.registry.registry import Changed, CommitRequest, Registry
+from pxrs.settings import check_seconds
 
 logger = logging.getLogger("pxrs.consumer")
 
@@ -260,6 +262,62 @@ class Membership:
         self._done.set()
         self.member.commits.close()
         self.ended()
+
+
+# ---- what users have in hand -----------------------------------------------------------------------------------------
+
+
+class Life(Protocol):
+    """From a start to an end: that of a member, or of work outside any group."""
+
+    meter: Meter
+
+    @property
+    def error(self) -> PxrsError | None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Running:
+    """The base of consumers and pipelines: what can be asked of them, whatever does their work."""
+
+    def __init__(self, life: Life, work: Measured) -> None:
+        self.__life = life
+        self.__work = work
+
+    def kill(self) -> None:
+        """End as a crash would, with no commit and no release: for tests and drills."""
+        self.__life.kill()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it has ended; False if the time was over first."""
+        check_seconds("timeout", timeout)
+        return self.__life.wait(timeout)
+
+    def check(self) -> None:
+        """Raise the error that has ended it, if one has."""
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def error(self) -> PxrsError | None:
+        """The error that has ended it, if any."""
+        return self.__life.error
+
+    @property
+    def troubles(self) -> Mapping[int, PxrsError]:
+        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
+        return self.__work.troubles()
+
+    @property
+    def tally(self) -> Counters:
+        """The numbers of handled, retried, skipped and dead-lettered messages so far."""
+        return self.__work.tally()
+
+    @property
+    def meter(self) -> Meter:
+        """Its metrics."""
+        return self.__life.meter
 
 
 _all: weakref.WeakSet[Membership] = weakref.WeakSet()

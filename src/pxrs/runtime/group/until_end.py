@@ -23,7 +23,7 @@ _NAMED = 5
 """The most partitions that such a line names one by one."""
 
 
-class Running(Protocol):
+class WorkingMember(Protocol):
     """The member that works, as seen from here."""
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -55,7 +55,7 @@ class FinishLine:
         self._ends = {p: end for p, end in group.resolve("latest").items() if end}
         self._seen: dict[int, int | None] = {}
 
-    def wait(self, member: Running, timeout: float | None = None) -> bool:
+    def wait(self, member: WorkingMember, timeout: float | None = None) -> bool:
         """Block until the group is through (True), or the member has ended or the time is over (False)."""
         deadline = inf if timeout is None else self._clock.monotonic() + timeout
         quiet, pause = _Quiet(self._clock), _FIRST_LOOK
@@ -70,12 +70,12 @@ class FinishLine:
                 logger.warning("group %s, until the end: waits for %s", self._group.name, self.describe(left, member))
         return False
 
-    def _moves(self, member: Running) -> bool:
+    def _moves(self, member: WorkingMember) -> bool:
         """Whether this member has made progress since the last look, and is not through."""
         before, self._seen = self._seen, {p: member.where(p) for p in self._ends}
         return before != self._seen and any((self._seen[p] or 0) < end for p, end in self._ends.items())
 
-    def left(self, member: Running) -> dict[int, Partition] | None:
+    def left(self, member: WorkingMember) -> dict[int, Partition] | None:
         """The partitions that are not through, with their rows; None if the registry does not answer now."""
         here = {p: member.done(p) for p in self._ends}
         open_here = [p for p, end in self._ends.items() if (here[p] or 0) < end]
@@ -113,7 +113,7 @@ class FinishLine:
                 ranges(paused),
             )
 
-    def describe(self, left: Mapping[int, Partition] | None, member: Running) -> str:
+    def describe(self, left: Mapping[int, Partition] | None, member: WorkingMember) -> str:
         """The partitions that are waited for, in words."""
         if left is None:
             return "the registry, which does not answer"
@@ -121,7 +121,7 @@ class FinishLine:
         more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
         return "; ".join(lines[:_NAMED]) + more
 
-    def _place(self, row: Partition, member: Running) -> str:
+    def _place(self, row: Partition, member: WorkingMember) -> str:
         here, trouble = member.where(row.number), member.troubles.get(row.number)
         owner = f"owner {row.owner.id}" if row.owner else "no owner"
         at = f"partition {row.number} at {row.position if here is None else here} of {self._ends[row.number]} ({owner})"

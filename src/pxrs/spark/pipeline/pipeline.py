@@ -26,10 +26,9 @@ from pxrs.runtime.batches.loop import BatchLoop
 from pxrs.runtime.batches.parts import BatchParts
 from pxrs.runtime.delivery import check_called
 from pxrs.runtime.group.admin import GroupHandle, Place
-from pxrs.runtime.group.membership import Membership, signals, weakly
+from pxrs.runtime.group.membership import Membership, Running, signals, weakly
 from pxrs.runtime.group.meter import Meter
 from pxrs.runtime.group.until_end import owes_output
-from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.ports.events import Report, to_all
 from pxrs.runtime.ports.sink import Sink, bind, check_sink
 from pxrs.runtime.queue.queue import Queue
@@ -52,7 +51,7 @@ LAST_SECONDS = 10.0
 Places = Place | Mapping[int, Place]
 
 
-class Pipeline:
+class Pipeline(Running):
     """Processes its share of a queue's partitions in batches of Spark.
 
     ``process(df, batch)`` gets each batch as a DataFrame; with a sink it returns one. ``map_arrow`` runs before it,
@@ -103,6 +102,7 @@ class Pipeline:
         else:
             self._life = self._member(spark, member, start, end, told)
             bind(sink, queue.store)
+        super().__init__(self._life, self._shares)
         self._life.ended = weakly(self._ended)
         self._parts = self._assembly(sink, start)
         self._loop = BatchLoop(self._parts)
@@ -142,25 +142,6 @@ class Pipeline:
         if self._thread.ident is not None and threading.current_thread() is not self._thread and self._life.is_done:
             self._thread.join(LAST_SECONDS)
 
-    def kill(self) -> None:
-        """End as a crash would, with no commit and no release: for tests and drills."""
-        self._life.kill()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Block until the pipeline has ended; False if the time was over first."""
-        check_seconds("timeout", timeout)
-        return self._life.wait(timeout)
-
-    def check(self) -> None:
-        """Raise the error that has ended this pipeline, if one has."""
-        if self.error is not None:
-            raise self.error
-
-    @property
-    def error(self) -> PxrsError | None:
-        """The error that has ended this pipeline, if any."""
-        return self._life.error
-
     @property
     def state(self) -> str:
         """registering, waiting (it owns nothing yet), running, troubled (no answer from the registry), stopping,
@@ -172,21 +153,6 @@ class Pipeline:
     def partitions(self) -> list[int]:
         """The partitions in this pipeline's hands now."""
         return self._shares.partitions
-
-    @property
-    def troubles(self) -> dict[int, PxrsError]:
-        """Partitions that wait for their log, their sink, their dead letters or a disk, with the reason."""
-        return self._shares.troubles()
-
-    @property
-    def tally(self) -> Counters:
-        """The numbers of handled, retried, skipped and dead-lettered messages so far."""
-        return self._shares.tally()
-
-    @property
-    def meter(self) -> Meter:
-        """The metrics of this pipeline."""
-        return self._life.meter
 
     def __repr__(self) -> str:
         owned = ", ".join(map(str, self.partitions)) or "none"
