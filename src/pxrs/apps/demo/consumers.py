@@ -87,7 +87,7 @@ class Processes(Consumers):
 
     def command(self, member: str) -> list[str]:
         """The command that starts a consumer."""
-        return [sys.executable, "-m", demo_member.__name__, *self._places, member, self.path(member)]
+        return [sys.executable, "-m", demo_member.__name__, "processes", *self._places, member, self.path(member)]
 
     def start(self, member: str) -> None:
         with open(self.path(member, "log"), "wb") as log:

@@ -1,7 +1,8 @@
-"""One consumer of the demo: in a process of its own (``python -m pxrs.apps.demo.member``), or in a thread.
+"""One consumer of the demo: a process (``python -m pxrs.apps.demo.member``), a thread, or a Spark application.
 
 It writes one JSON line for each message that it handles; a single write to a file that is opened for appending is
-whole or not there, also when the process is killed.
+whole or not there, also when the process is killed. A Spark application writes into a directory of Parquet files that
+all three share: each row says which batch of which application wrote it.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pxrs.model import Message
+    from pxrs.model import Batch, Message
     from pxrs.runtime.delivery import Context
     from pxrs.settings import Settings
 
 GROUP = "billing"
+_COLUMNS = ("key", "value", "partition", "offset", "epoch")
+# Many small applications on few cores: compile quickly rather than well, and collect garbage with one thread.
+_LEAN = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _WORK_SECONDS = 0.002
 
 
@@ -54,7 +58,7 @@ def recorder(member: str, path: str) -> Callable[[Message, Context], None]:
     return handle
 
 
-def main(log: str, registry: str, member: str, path: str) -> None:
+def run_consumer(log: str, registry: str, member: str, path: str) -> None:
     import pxrs
 
     with pxrs.open(log=log, registry=registry, settings=demo_settings(), create=False) as queue:
@@ -74,5 +78,43 @@ def leave_with_parent(leave: Callable[[], None]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+# ---- as a Spark application ------------------------------------------------------------------------------------------
+
+
+def _batch_recorder(member: str) -> Callable[[Any, Batch], Any]:
+    """The function for each batch: it writes down the messages, and who has processed them."""
+
+    def process(df: Any, batch: Batch) -> Any:
+        return df.selectExpr(
+            f"'{member}' AS member",
+            f"{os.getpid()} AS pid",
+            f"{batch.number} AS batch",
+            "`partition`",
+            "`offset`",
+            "epoch",
+            "CAST(key AS STRING) AS key",
+            "CAST(get_json_object(CAST(value AS STRING), '$.number') AS INT) AS number",
+        )
+
+    return process
+
+
+def run_application(log: str, registry: str, member: str, output: str) -> None:
+    leave: list[Callable[[], None]] = [lambda: os._exit(1)]  # nothing to leave yet; the JVM ends with this process
+    leave_with_parent(lambda: leave[-1]())
+    import pxrs
+    from pxrs.sinks import ParquetSink
+    from pxrs.spark import Pipeline, session
+
+    spark = session(f"pxrs-demo-{member}", master="local[1]", memory="512m", config=_LEAN)
+    with pxrs.open(log=log, registry=registry, settings=demo_settings("spark"), create=False) as queue:
+        pipeline = Pipeline(
+            spark, queue, GROUP, _batch_recorder(member), sink=ParquetSink(output), member=member, columns=_COLUMNS
+        )
+        leave.append(pipeline.stop)
+        pipeline.run()
+    spark.stop()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    {"processes": run_consumer, "spark": run_application}[sys.argv[1]](*sys.argv[2:])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pxrs.apps.demo import spark_member as demo_spark_member
+from pxrs.apps.demo import member as demo_member
 from pxrs.apps.demo.consumers import MEMBERS, Processes
 from pxrs.apps.demo.proof import Handled
 from pxrs.io.clock import SystemClock
@@ -46,7 +46,7 @@ class Applications(Processes):
     # ---- starting and ending ----------------------------------------------------------------------------------------
 
     def command(self, member: str) -> list[str]:
-        return [sys.executable, "-m", demo_spark_member.__name__, *self._places, member, self._output]
+        return [sys.executable, "-m", demo_member.__name__, "spark", *self._places, member, self._output]
 
     def start(self, member: str) -> None:
         super().start(member)
