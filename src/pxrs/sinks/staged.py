@@ -14,7 +14,7 @@ from pxrs.model import Batch, Grant
 from pxrs.runtime.ports.sink import Sink, check_sink
 from pxrs.sinks.local_files import explained
 from pxrs.sinks.output import collected
-from pxrs.sinks.staging import Staging
+from pxrs.sinks.staging import Staging, check_seal
 
 FORMAT = 1
 
@@ -132,7 +132,8 @@ class StagedSink(ABC):
             if staging.holds(found.batch):
                 if not self._can_show(found):
                     raise _of_another(found)
-                staging.check(found.batch, found.seal, lambda file: self._is_shown(found, file))
+                if found.seal:  # notes up to 0.5.1 have none
+                    check_seal(staging.data(found.batch), found.seal, lambda file: self._is_shown(found, file))
                 self._show(staging, found)
             staging.finish(found.batch)
 

@@ -35,7 +35,6 @@ from pxrs.sinks.local_files import is_missing, visible_files
 logger = logging.getLogger(__name__)
 
 _PLACE, _SEAL = "place.json", "_seal.json"
-_PLACE_ON_ITS_WAY = ("place-", ".tmp")
 _UNFINISHED = re.compile(r"([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{16}\.tmp")
 _OLD_UNFINISHED = ".plan"
 """The ending, up to 0.5.1, of an unfinished plan: it was in the root, under the name of its batch."""
@@ -117,7 +116,8 @@ class Staging:
         if self.place:
             self.check_place(self.place, batch.name)
         else:
-            self.place = (ids_in(self._plans) or make_place(self._plans, new_id()))[0]
+            new_id = f"{secrets.token_hex(8)}@{os.uname().nodename}"  # the name is for people: refusals show it
+            self.place = (ids_in(self._plans) or make_place(self._plans, new_id))[0]
 
     # ---- the walk of one batch ----------------------------------------------------------------------------------
 
@@ -160,11 +160,6 @@ class Staging:
     def holds(self, name: str) -> bool:
         """Whether a committed batch is still to be shown."""
         return not is_missing(self.data(name))
-
-    def check(self, name: str, seal: str, is_shown: Callable[[str], bool]) -> None:
-        """Refuse a batch whose files are not what was sealed. Notes up to 0.5.1 have no seal."""
-        if seal:
-            check_seal(self.data(name), seal, is_shown)
 
     def finish(self, name: str) -> None:
         """Forget a batch that was shown. Its data goes at once: no part of it can be taken for the whole later."""
@@ -225,7 +220,8 @@ class Staging:
     def _sweep_unfinished(self, claims: set[Claim]) -> None:
         names = _names_in(self._plans)
         for name in names:
-            is_over = is_unfinished(name) and _PLACE in names
+            # An id on its way is of no use to anybody, once the place has one.
+            is_over = name.startswith("place-") and name.endswith(".tmp") and _PLACE in names
             if about := partition_of_unfinished(name):
                 is_over = any(claim.is_over_unfinished(*about) for claim in claims)
             if is_over:
@@ -381,16 +377,10 @@ def ids_in(plans: str) -> tuple[str, ...]:
     return ids
 
 
-def new_id() -> str:
-    """A random id. The name of this machine is for people only: they read it in refusals."""
-    return f"{secrets.token_hex(8)}@{os.uname().nodename}"
-
-
 def make_place(plans: str, place: str) -> tuple[str, ...]:
     """Give this place an id, durably, unless it has one. Returns its id."""
     make_directories(plans)
-    begin, end = _PLACE_ON_ITS_WAY
-    aside = os.path.join(plans, f"{begin}{secrets.token_hex(8)}{end}")
+    aside = os.path.join(plans, f"place-{secrets.token_hex(8)}.tmp")
     content = json.dumps({"format": 1, "epochs": {}, "id": place}).encode()
     try:
         write_file(aside, content, sync=True)
@@ -401,8 +391,3 @@ def make_place(plans: str, place: str) -> tuple[str, ...]:
             os.unlink(aside)
     sync_path(plans)
     return ids_in(plans)
-
-
-def is_unfinished(name: str) -> bool:
-    """Whether a file among the plans is an unfinished id: nobody needs it, once the place has one."""
-    return name.startswith(_PLACE_ON_ITS_WAY[0]) and name.endswith(_PLACE_ON_ITS_WAY[1])
