@@ -11,11 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
-from types import FrameType
 
 from pxrs.apps.cli.commands.work.member import NAME_IS_TAKEN, SET_UP_IS_WRONG, Order
 from pxrs.apps.cli.commands.work.reloading import Sources
@@ -91,7 +88,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Run until all processes have ended; returns the exit code."""
-        with self._listening():
+        with signals_caught(lambda number, _: self._signals.append(number)):
             try:
                 while self._is_needed():
                     self._step()
@@ -254,14 +251,6 @@ class Supervisor:
         for place in self._places:
             if place.running:
                 place.running.process.kill()
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        def on_signal(number: int, _: FrameType | None) -> None:
-            self._signals.append(number)
-
-        with signals_caught(on_signal):
-            yield
 
 
 def _started(order: Order) -> tuple[subprocess.Popen[bytes], socket.socket]:
