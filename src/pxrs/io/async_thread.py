@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 _END_SECONDS = 2.0
 PAUSE_SECONDS = 0.002
-"""For so long after an answer the loop is left to the thread that got it: most likely that asks again."""
+"""The time after an answer for which the loop is left to the thread that got it: it probably asks again."""
 
 
 class LoopThread:
@@ -117,7 +117,7 @@ class LoopThread:
             self._stop_soon()
 
     def _stop_soon(self) -> None:
-        """After one more turn, for what the work has left behind: such as bytes that are still to be sent."""
+        """Stop after one more turn, for bytes that the work has left to be sent."""
         self.loop.call_soon(self.loop.stop)
 
 
@@ -143,7 +143,7 @@ class _Call(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Only for a thread that does not wait for it with ``over``."""
+        """Whether it is over: only for a thread that does not wait for it with ``over``."""
         return not self.over.locked()
 
     def start(self) -> None:
@@ -168,7 +168,7 @@ class _Call(Generic[T]):
             self._task.cancel()
 
     def drop(self) -> None:
-        """It is not going to be run."""
+        """Drop work that will not be run."""
         if self._task is None:
             self._work.close()
 

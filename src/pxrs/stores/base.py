@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """A wish: write ``value`` (None deletes) under ``key`` if its version still is ``expect``.
+    """One row to write: ``value`` (None deletes) under ``key``, if its version still is ``expect``.
 
     ``ttl_ms`` asks a store with native expiry to remove the row that long after the write; others ignore it.
     """
@@ -91,7 +91,7 @@ def encoded_key(key: str) -> bytes:
 
 
 def one_for_each_key(swaps: Sequence[Swap]) -> list[Swap] | None:
-    """What these swaps come to together, with one swap for each key; None if two of them cannot both be done.
+    """Join swaps, with one for each key; None if two of them cannot both be done.
 
     The version that the first of two would give is not known before: only "delete, then create" goes together.
     """
@@ -108,7 +108,7 @@ def one_for_each_key(swaps: Sequence[Swap]) -> list[Swap] | None:
 
 
 class Verdict(Enum):
-    """What a store can say about a swap."""
+    """The answer of a store to a swap."""
 
     DONE = "done"
     CONFLICT = "conflict"
@@ -116,7 +116,7 @@ class Verdict(Enum):
 
 
 class Outcome(NamedTuple):
-    """What became of one swap. ``version`` is the row's new one when done (ABSENT after a delete)."""
+    """The outcome of one swap. ``version`` is the row's new one when done (ABSENT after a delete)."""
 
     verdict: Verdict
     version: int = ABSENT
@@ -135,11 +135,11 @@ def unknown(reason: str) -> Outcome:
 
 
 class Store(ABC):
-    """Where a registry keeps its rows."""
+    """The store of a registry's rows."""
 
     guarantees: ClassVar[frozenset[Guarantee]]
     max_atomic: ClassVar[int] = 1_000_000
-    """How many rows one ``swap_all`` can take."""
+    """The most rows that one ``swap_all`` can take."""
 
     @classmethod
     def exists(cls, url: str) -> bool:  # noqa: ARG003 - a server makes what it needs when it is opened

@@ -19,7 +19,7 @@ from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, encoded_key
 
 REMEMBERED_CHANGES = 10_000
-"""A wait whose mark is older than this many changes ends at once, instead of being told exactly."""
+"""A wait whose mark is older than this many changes ends at once, instead of being answered exactly."""
 
 
 class SharedRows:
@@ -153,7 +153,7 @@ class MemoryStore(Store):
         return self.table
 
     def _check_open(self) -> None:
-        """With the lock held: from here on nobody can close it."""
+        """Check that it is open, with the lock held: from here on nobody can close it."""
         if self._closed:
             raise Closed("the memory store was closed before this call")
 

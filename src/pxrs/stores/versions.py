@@ -1,4 +1,4 @@
-"""Versions that do not depend on what is stored, and numbers that stand for all rows under a prefix (ADR 0017)."""
+"""Versions that do not depend on what is stored, and wait marks for all rows under a prefix (ADR 0017)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def new_version() -> int:
 
 
 def mark_of(rows: Iterable[tuple[str, int]], more: object = "") -> int:
-    """A mark for these keys and versions, in their order; never 0. It differs when one of them does."""
+    """The wait mark of these keys and versions, in their order; never 0. It differs when one of them does."""
     text = "\n".join([str(more), *(f"{version} {key}" for key, version in rows)])
     return xxhash.xxh3_64_intdigest(text.encode(errors="surrogatepass")) >> 1 or 1

@@ -337,7 +337,7 @@ class Client:
         await live.publish(subject, json.dumps(body).encode(), reply=inbox)
 
     async def listen(self, subject: str, hear: Hear) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Hear every message on a subject, also after a reconnect; returns how to stop."""
+        """Subscribe to a subject, also after a reconnect; returns the function that stops it."""
         live = await self._connection().ready()
 
         async def heard(message: Msg) -> None:

@@ -50,7 +50,7 @@ class _Burst:
 
 
 class Mailbox:
-    """One inbox for the answers to all requests of a connection, told apart by a number."""
+    """One inbox for the answers to all requests of a connection; a number identifies each."""
 
     def __init__(self, live: NatsConnection) -> None:
         self._live = live

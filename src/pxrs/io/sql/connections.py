@@ -254,7 +254,7 @@ class Connections:
         return cursor
 
     def _connect(self, seconds: float, most: float, autocommit: bool = True) -> Any:
-        """A connection whose answers may take so many seconds, and which itself may take ``most``."""
+        """Open a connection whose answers may take this many seconds; opening may take ``most``."""
         try:
             return in_time(lambda: self.driver.connect(self.address, seconds, autocommit), most)
         except TimeoutError as error:

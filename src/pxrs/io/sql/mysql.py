@@ -97,7 +97,7 @@ class MysqlDriver(Driver):
 
 
 def _set_up(connection: Any, seconds: float, autocommit: bool) -> None:
-    """One request. The server gives up a little before we do, so that what was not done in time is not done later."""
+    """Set the session up, in one request. The server gives up a little before we do, so that it does nothing later."""
     settings = ["TRANSACTION ISOLATION LEVEL READ COMMITTED"]
     if autocommit:
         settings.append(f"innodb_lock_wait_timeout = {max(1, int(seconds * 0.8))}")

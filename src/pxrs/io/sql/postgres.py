@@ -37,8 +37,9 @@ _SORTS = {
 
 
 class _PatientConnection(psycopg.Connection[TupleRow]):
-    """psycopg waits for an answer for ever; this one gives up. The connection is then good for nothing, so it is
-    closed: an answer that comes later would be taken for that to the next question."""
+    """A connection that gives up; psycopg waits forever. It is then closed, since a late answer would be taken for the
+    answer to the next question.
+    """
 
     seconds: float = 5.0
     _look: select.poll | None = None
@@ -110,7 +111,7 @@ class PostgresDriver(Driver):
         return _SORTS.get(state, Sort.OTHER_TABLE if state.startswith("42") else Sort.FAILED)
 
     def _without_state(self, error: Exception) -> Sort:
-        """The server always says a state, so this is about the connection; before it stands, the text must do."""
+        """Judge an error without a state by its text: the server always sends one, so the connection is at fault."""
         if any(words in str(error) for words in _DENIALS):
             return Sort.DENIED
         return (

@@ -28,7 +28,7 @@ _NOBODY = "NOBODY"
 """Our own code: no node answers, and so nothing was sent."""
 _NOT_CONNECTED = "failed to connect to all addresses"
 _BROKEN = "Stream removed"
-"""The connection was an old one that has ended: no word about the node."""
+"""The error of an old connection that has ended: it says nothing about the node."""
 _TOO_LARGE = "larger than max"
 _NO_SPACE = "database space exceeded"
 _STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
@@ -56,7 +56,7 @@ class _Node:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.proven = False
-        """It has answered, and has not failed since."""
+        """Whether it has answered, and has not failed since."""
 
 
 class EtcdClient:
@@ -65,7 +65,7 @@ class EtcdClient:
     def __init__(self, address: Address, seconds: float, probe: bytes) -> None:
         self.address = address
         self.seconds = seconds
-        """How long an answer may take."""
+        """The time that an answer may take."""
         self._probe = messages.RangeRequest(key=probe, keys_only=True, limit=1)
         self._credentials = _credentials(address)
         self._clock = SystemClock()
@@ -117,7 +117,7 @@ class EtcdClient:
             raise self.error(failure) from None
 
     def _exchange(self, verb: str, requests: Sequence[Any], deadline: float, parts: int = 1) -> list[Any]:
-        """For each the answer or a Failed. What certainly was not carried out goes to the next node.
+        """Send requests; each gets an answer or a Failed. One that certainly was not carried out goes to the next node.
 
         Of the time that is left, a node gets one of so many parts.
         """
@@ -222,7 +222,7 @@ class EtcdClient:
         self._authentic = True
 
     def error(self, failure: Failed) -> PxrsError:
-        """What a failure means to the caller. The text names the servers and never the password."""
+        """The error for the caller. The text names the servers and never the password."""
         text = masked(failure.text)
         if any(mark in text for mark in _BAD_PAPERS):
             return Refused(f"{self.address}: the server's certificate is not trusted (see ca=): {text}")
@@ -280,7 +280,7 @@ class EtcdClient:
 
 
 def _with(replies: list[Any], places: list[int], got: list[Any]) -> list[Any]:
-    """The replies, with new ones in these places. The first time there are none, and every place gets one."""
+    """The replies, with new ones at these indexes. The first time there are none, and every index gets one."""
     new = dict(zip(places, got, strict=True))
     return [new.get(place, reply) for place, reply in enumerate(replies)] if replies else got
 
@@ -327,7 +327,7 @@ def end_of(prefix: bytes) -> bytes:
 
 
 class RevisionWatch:
-    """The marks of the prefixes that are waited for. A mark is a revision plus one, or more; it only grows."""
+    """The wait marks of the watched prefixes. A mark is a revision plus one, or more; it only grows."""
 
     def __init__(self, client: EtcdClient, revision: Callable[[], int]) -> None:
         self._client = client

@@ -30,7 +30,7 @@ messages: Any = rpc_pb2
 
 _ERRORS = (grpc.RpcError, ValueError)
 FORK_SECONDS = 15.0
-"""How long a fork waits for running calls. Each of them is bounded, too."""
+"""The time that a fork waits for running calls. Each of them is bounded, too."""
 _FORK_OPTION = "GRPC_ENABLE_FORK_SUPPORT"
 
 _CHANNEL_OPTIONS = (
@@ -66,7 +66,7 @@ def _failed(error: Any) -> Failed:
 
 
 class Gate:
-    """Where every call passes. A fork closes it, ends the streams, and waits until nobody is inside."""
+    """The gate that every call passes. A fork closes it, ends the streams, and waits until no call is inside."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -76,7 +76,7 @@ class Gate:
         self._torn = ""
         """Why no call is possible in this process, which was forked."""
         self._tears = ""
-        """The same for a child that is forked now."""
+        """The gate's function for a child that is forked now."""
         self._streams: set[Any] = set()
 
     def __enter__(self) -> None:

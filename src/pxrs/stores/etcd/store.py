@@ -37,9 +37,9 @@ FORMAT = 1
 DEFAULT_PORT = 2379
 PAGE_ROWS = 10_000
 MAX_OPERATIONS = 128
-"""What etcd takes in one transaction, unless it is told otherwise (--max-txn-ops)."""
+"""The most operations that etcd takes in one transaction, unless --max-txn-ops says otherwise."""
 MAX_BYTES = 1_048_576
-"""How large the values of one transaction may get: etcd refuses a request of 1.5 MiB (--max-request-bytes)."""
+"""The most bytes of values in one transaction: etcd refuses a request of 1.5 MiB (--max-request-bytes)."""
 NONCE_LENGTH = 12
 _MOD: int = messages.Compare.MOD
 
@@ -224,7 +224,7 @@ class Leases:
         return {key: lease.id for key, lease in {**alive, **made}.items()}
 
     def renew_if_late(self, wanted: Mapping[bytes, int], begun: float) -> None:
-        """After the rows were written: if that took longer than the leases had to spare, keep them alive again."""
+        """Renew leases after a write that took longer than they had to spare."""
         if wanted and self._clock.monotonic() - begun > _SPARE_SECONDS:
             with self._lock:
                 held = {key: self._held[key] for key in wanted if key in self._held}
@@ -269,7 +269,7 @@ def _seconds(ttl_ms: int) -> int:
 
 
 class EtcdSwap(NamedTuple):
-    """One swap on its way: where it stands in the call, its key in etcd, and the lease that its row gets."""
+    """One swap that is being done: its index in the call, its key in etcd, and the lease of its row."""
 
     place: int
     key: bytes
@@ -285,7 +285,7 @@ class SwapTransaction:
         self._nonce = os.urandom(NONCE_LENGTH // 2).hex().encode()
 
     def request(self, ask_revisions: bool) -> Any:
-        """With ``ask_revisions`` an answer that refuses one of several rows says what stands there."""
+        """The request. With ``ask_revisions`` an answer that refuses one of several rows has their revisions."""
         asked = self.wishes if ask_revisions and len(self.wishes) > 1 else ()
         return messages.TxnRequest(
             compare=[compare(wish.key, wish.swap.expect) for wish in self.wishes],
@@ -302,11 +302,11 @@ class SwapTransaction:
         return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=wish.key))
 
     def outcome(self, wish: EtcdSwap, revision: int) -> Outcome:
-        """Of one row, when the transaction was done at this revision."""
+        """The outcome of one row, when the transaction was done at this revision."""
         return done(ABSENT if wish.swap.value is None else revision)
 
     def differing(self, answer: Any) -> set[int]:
-        """The places of the wishes against which the answer speaks."""
+        """The indexes of the swaps against which the answer speaks."""
         if len(self.wishes) == 1:
             return {self.wishes[0].place}
         return {
@@ -320,7 +320,7 @@ class SwapTransaction:
         return read_request([wish.key for wish in self.wishes])
 
     def revision_if_mine(self, answer: Any) -> int | None:
-        """The revision at which it was done, if one of the rows that now stand there is its own."""
+        """The revision at which it was done, if one of the stored rows is its own."""
         rows = [row for found in answer.responses for row in found.response_range.kvs]
         return next((int(row.mod_revision) for row in rows if row.value.endswith(self._nonce)), None)
 
@@ -378,7 +378,7 @@ def _parts(wishes: Sequence[EtcdSwap]) -> Iterator[list[EtcdSwap]]:
 
 
 class _SwapResults:
-    """What became of the swaps of one call."""
+    """The outcomes of the swaps of one call."""
 
     def __init__(self, client: EtcdClient) -> None:
         self._client = client
@@ -431,7 +431,7 @@ class _SwapResults:
         return [SwapTransaction(rest)] if rest else []
 
     def _look_for(self, lost: list[tuple[SwapTransaction, Failed]]) -> None:
-        """Read once what stands there now: a row of ours proves that its transaction was done."""
+        """Read the rows once: a row of ours proves that its transaction was done."""
         for _, failure in lost:
             if is_certain(failure):
                 self._error = self._client.error(failure)

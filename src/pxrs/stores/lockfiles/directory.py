@@ -1,4 +1,4 @@
-"""One directory of lock files: its mutex, its journal and its files, put together so that nothing is ever half done."""
+"""One directory of lock files: its mutex, its journal and its files, so that no write is ever half done."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Directory:
     # ---- what the directory is for ----------------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """Once, and again in a directory that was emptied: from then on it says what it is."""
+        """Lay the directory out: once, and again when it was emptied. From then on it says what it is."""
         self._journal.create()
         if os.path.exists(self._path("format.json")):
             return
@@ -146,7 +146,7 @@ class Directory:
             raise NewerFormat(f"{self.directory} has format {found!r}; this version of PXRS knows {FORMAT}")
 
     def _check_queue(self, changes: Changes, before: Mapping[str, bytes | None]) -> None:
-        """The names of locks and offsets have a place for the group, and none for the queue."""
+        """Refuse a second queue: the names of locks and offsets have a part for the group, and none for the queue."""
         new = (change.key for change in changes if change.stored and before.get(change.key) is None)
         for view in filter(None, map(view_of, new)):
             served = self._served()
@@ -176,7 +176,7 @@ class Directory:
 
 
 SPARES = 512
-"""So many files are kept for the next write. On many file systems a new file costs far more than a new content."""
+"""This many files are kept for the next write. On many file systems a new file costs far more than new content."""
 
 
 class Files:
@@ -287,7 +287,7 @@ _KEY = re.compile(r"(?P<queue>.+)/(?P<group>[A-Za-z0-9_][A-Za-z0-9._-]*)/partiti
 
 
 class View(NamedTuple):
-    """Where a partition of a group is shown. ``queue`` is all of the key that stands before the group."""
+    """The place where a partition of a group is shown. ``queue`` is the part of the key before the group."""
 
     queue: str
     group: str
@@ -338,8 +338,9 @@ def view_of(key: str) -> View | None:
 
 
 def hold(path: str, text: str) -> None:
-    """Create the lock file, exclusively. One that stands there is of an earlier owner, or half of a claim that was
-    cut short: the row says so, and the caller holds the mutex."""
+    """Create the lock file, exclusively. An existing one is of an earlier owner, or of a claim that was cut short: the
+    row says so, and the caller holds the mutex.
+    """
     while True:
         with suppress(FileNotFoundError):
             os.unlink(path)

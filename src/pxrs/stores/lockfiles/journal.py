@@ -26,7 +26,7 @@ from pxrs.stores.lockfiles.process import ProcessIdentity
 from pxrs.stores.lockfiles.rows import FileRow
 
 LONGEST = 8_388_608
-"""A journal of so many bytes begins anew."""
+"""A journal of this many bytes begins anew."""
 
 
 class RowChange(NamedTuple):
@@ -38,11 +38,11 @@ class RowChange(NamedTuple):
 
 
 Changes = Sequence[RowChange]
-"""What happens together."""
+"""The changes of one write, which happen together."""
 
 
 class Position(NamedTuple):
-    """How much of the journal is in the files: so many bytes, whose last checksum is this, on this boot."""
+    """The part of the journal that is in the files: its bytes, with the last checksum, on this boot."""
 
     size: int
     chain: int
@@ -59,7 +59,7 @@ class Journal:
         self.path = path
 
     def position(self, mutex: int) -> Position | None:
-        """How far the files are; None if they have to be made again from all of the journal."""
+        """The position of the files; None if they have to be made again from all of the journal."""
         words = os.pread(mutex, 200, 0).decode("ascii", "replace").split()
         if len(words) != 5 or words[4] != boot_id():
             return None  # new, or of an earlier boot: what was not synced then may be lost

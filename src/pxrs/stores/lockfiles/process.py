@@ -1,4 +1,4 @@
-"""One life of one process, told apart from every other: its id is used again, its id with its start time is not.
+"""Identifies one life of a process: its pid is used again, its pid with its start time is not.
 
 A process counts as dead only where that is proven: its id is gone, or belongs to a process with another start time,
 or the machine was started anew since. Age proves nothing, and neither does an id of another PID namespace.
@@ -31,7 +31,7 @@ class ProcessIdentity(NamedTuple):
 
 
 def my_life() -> ProcessIdentity | None:
-    """This process; None where the system does not say enough to tell it from others."""
+    """This process; None where the system does not say enough to identify it."""
     return _life_of_this_process(os.getpid())
 
 
@@ -86,14 +86,14 @@ class Deaths:
         _all.add(self)
 
     def know(self, life: ProcessIdentity) -> None:
-        """Remember a process that is alive; once ``listen`` was called, its end is told."""
+        """Remember a process that is alive; once ``listen`` was called, its end is reported."""
         with self._lock:
             if life not in self._known and _can_be_watched(life):
                 self._known.add(life)
                 self._stir()
 
     def listen(self) -> None:
-        """From now on ends are told. Nothing happens the second time."""
+        """Report ends from now on. A second call does nothing."""
         with self._lock:
             if self._wake is None and not self._closed and hasattr(os, "pidfd_open"):
                 self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -24,7 +24,7 @@ LONGEST_PATH = 3_000
 
 
 class FileRow(NamedTuple):
-    """What a row's file holds. A row with a ``life`` is void when that process has ended."""
+    """The content of a row's file. A row with a ``life`` is void when that process has ended."""
 
     version: int
     value: bytes
@@ -36,7 +36,7 @@ class FileRow(NamedTuple):
 
 
 class RowFiles:
-    """The directory of rows. Whoever reads or writes here holds the mutex."""
+    """The directory of rows. Its reader and its writer hold the mutex."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory

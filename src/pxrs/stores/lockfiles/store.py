@@ -143,7 +143,7 @@ class LockFileStore(Store):
         return Row(key, stored.value, stored.version)
 
     def _mark(self, prefix: str) -> int:
-        """A number that stands for everything under the prefix, and for the deaths that were told."""
+        """The wait mark of a prefix: a number for all rows under it, and for the deaths that were reported."""
         died = self._died
         return mark_of(((row.key, row.version) for row in self.scan(prefix)), died)
 
@@ -273,7 +273,7 @@ class FileTransaction:
         return done(version)
 
     def changes(self) -> list[RowChange]:
-        """What is to be written, if all that were judged done shall happen."""
+        """The files to write, if all swaps that were judged done shall happen."""
         me = my_life()
         return [RowChange(key, self._now[key], me) for key in self._changed]
 

@@ -1,4 +1,4 @@
-"""What the server itself does for the driver: three scripts, each of which runs alone and at once.
+"""Three scripts that the server runs for the driver, each of them alone and at once.
 
 A row is a string under ``{NAME}:row:KEY``: its version (16 digits), a blank, the nonce of the call that wrote it
 (16 letters), a blank, and the row's bytes. Beside the rows stand
@@ -19,14 +19,14 @@ FORMAT = 1
 VERSION_DIGITS = 16
 NONCE_LETTERS = 16
 HEAD = VERSION_DIGITS + 1 + NONCE_LETTERS + 1
-"""So many bytes stand before a row's own."""
+"""The bytes before a row's own."""
 
 REMEMBERED_DELETIONS = 10_000
 REMEMBERED_MICROSECONDS = 600_000_000
-"""Deletions are remembered so many and so long."""
+"""Limits of remembered deletions: their number and their age."""
 
 DELETE = "delete"
-"""In the place of a time to live: there shall be no row."""
+"""The time to live that deletes the row."""
 
 # KEYS: revision, keys, gone, then the rows. ARGV: mode, nonce, channel, how many bytes stand before a row's key, then
 # for each row: the expected version ("" for none), the time to live ("" for ever), the bytes.

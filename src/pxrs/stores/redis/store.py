@@ -147,7 +147,7 @@ class RedisStore(Store):
         return _ScriptCall(swaps, rows, values, secrets.token_hex(NONCE_LETTERS // 2).encode())
 
     def _recognised(self, call: _ScriptCall, reason: str) -> list[Outcome]:
-        """What can be known after a lost answer. A key that is twice in the call tells nothing about which was done."""
+        """Find out after a lost answer what was done. A key that is twice in the call does not show which was done."""
         written = self._written_by(call)
         once = [call.rows.count(row) == 1 for row in call.rows] if any(written) else []
         return [
@@ -155,7 +155,7 @@ class RedisStore(Store):
         ]
 
     def _recognised_all(self, call: _ScriptCall, reason: str) -> Outcome:
-        """One row of ours shows that all were done. Versions go by place, so that one tells the highest."""
+        """One row of ours shows that all were done. Versions go by index, so that one shows the highest."""
         last = max((number for number, swap in enumerate(call.swaps) if swap.value is not None), default=0)
         for number, version in enumerate(self._written_by(call)):
             if version:
@@ -163,7 +163,7 @@ class RedisStore(Store):
         return unknown(reason)
 
     def _written_by(self, call: _ScriptCall) -> list[int]:
-        """For each row the version that this call gave it; 0 where nothing shows that it did."""
+        """The version that this call gave each row; 0 where nothing shows that it did."""
         try:
             found = self._client.ask("MGET", *call.rows)
         except (Unavailable, Refused, Closed):
@@ -221,10 +221,10 @@ logger = logging.getLogger(__name__)
 
 
 class Names(NamedTuple):
-    """The keys of one registry. What stands in braces decides the slot in a cluster: it is the same for all."""
+    """The keys of one registry. The text in braces decides the slot in a cluster: it is the same for all."""
 
     rows: bytes
-    """What stands before every key of a row."""
+    """The beginning of every key of a row."""
     keys: bytes
     gone: bytes
     revision: bytes
@@ -245,7 +245,7 @@ class Names(NamedTuple):
 
 
 def prepare(client: RedisClient, names: Names) -> None:
-    """See that the server is one to keep a registry on, and make the place if it is new."""
+    """Check that a registry can be kept on the server, and make the place if it is new."""
     _check_eviction(client)
     _check_format(client, names)
     _warn_of_losses(client)
@@ -292,7 +292,7 @@ def _warn_of_losses(client: RedisClient) -> None:
 
 
 def _info(client: RedisClient, section: str) -> dict[str, str]:
-    """What the server says of itself; nothing if this user may not ask."""
+    """The server's own facts; none if this user may not ask."""
     with suppress(Refused):
         text: bytes = client.ask("INFO", section)
         lines = (line.partition(":") for line in text.decode(errors="replace").splitlines())

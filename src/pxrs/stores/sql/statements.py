@@ -29,7 +29,7 @@ _ORACLE_READS = (1, 16, 256, 1_000)  # Oracle takes a thousand in a list
 
 
 class PendingSwap(NamedTuple):
-    """A swap on its way: ``new`` is the version that the row shall have, and names this wish alone."""
+    """A swap that is being done: ``new`` is the version of the new row, and identifies this swap."""
 
     key: bytes
     old: int
@@ -38,12 +38,12 @@ class PendingSwap(NamedTuple):
 
     @property
     def is_of_nothing(self) -> bool:
-        """To delete what is absent: done if it is."""
+        """Whether it deletes an absent row: that is done."""
         return self.old == ABSENT and self.value is None
 
 
 class Statement:
-    """One statement in a database's words."""
+    """One statement in the words of one database."""
 
     def __init__(self, clause: ClauseElement, dialect: Dialect) -> None:
         compiled: Any = clause.compile(dialect=dialect)
@@ -51,12 +51,12 @@ class Statement:
         self._in_order = itemgetter(*compiled.positiontup) if compiled.positional else None
 
     def values(self, **named: Any) -> Any:
-        """What a cursor wants beside the text: by name, or in the order of the text."""
+        """The values of a cursor's call, by name, or in the order of the text."""
         return named if self._in_order is None else self._in_order(named)
 
 
 class Statements:
-    """What is common to all databases."""
+    """The statements of all databases."""
 
     def __init__(self, rows: Table, driver: Driver) -> None:
         self.driver = driver
@@ -90,7 +90,7 @@ class Statements:
         return ":".join(map(str, cursor.fetchone()))
 
     def swap(self, cursor: Any, wish: PendingSwap) -> bool:
-        """One swap, whether it was done. A wish of nothing takes two statements, so it needs a transaction."""
+        """Do one swap; whether it was done. One that only expects absence takes two statements, in a transaction."""
         if wish.is_of_nothing:
             made = PendingSwap(wish.key, ABSENT, wish.new, b"")
             return self.swap(cursor, made) and self.swap(cursor, PendingSwap(wish.key, wish.new, wish.new, None))
@@ -104,11 +104,11 @@ class Statements:
         return bool(cursor.rowcount)
 
     def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
-        """The new versions of those that were done, of wishes with different keys. In an open transaction."""
+        """Do swaps of different keys in an open transaction; the new versions of those that were done."""
         raise NotImplementedError
 
     def swap_and_commit(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
-        """The same as a transaction by itself."""
+        """Do swaps in a transaction of their own."""
         raise NotImplementedError
 
     def can_all_at_once(self, wishes: Sequence[PendingSwap]) -> bool:  # noqa: ARG002 - a hook
@@ -306,7 +306,7 @@ class SwapAttempt(ABC):
 
     cursor: Any
     committing = False
-    """From here on, what has no answer may have been done."""
+    """From here on, a statement without an answer may have been done."""
 
     def __init__(self, statements: Statements) -> None:
         self.statements = statements
@@ -317,7 +317,7 @@ class SwapAttempt(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """What follows can be undone."""
+        """Begin a part that can be undone."""
 
     @abstractmethod
     def commit(self) -> None: ...
@@ -399,7 +399,7 @@ def are_plain(wishes: Sequence[PendingSwap]) -> bool:
 
 
 def requests(wishes: Sequence[PendingSwap]) -> Iterator[list[PendingSwap]]:
-    """In parts that fit into a request, in their order: whoever rings a bell does it last."""
+    """Cut swaps into requests, in their order: the wake-up row comes last."""
     part: list[PendingSwap] = []
     size = 0
     for wish in wishes:

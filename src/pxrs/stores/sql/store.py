@@ -174,7 +174,7 @@ class SqlStore(Store):
         self._connections.close()
 
     def _alone(self, wish: PendingSwap) -> Outcome:
-        """By one statement that commits itself: without an answer it may always have been done."""
+        """Swap by one statement that commits itself: without an answer it may always have been done."""
         deadline = self._connections.deadline()
         while True:
             try:
@@ -211,7 +211,7 @@ class SqlStore(Store):
         return self._connections.run(lambda cursor: work(change.over(cursor)), deadline)
 
     def _asking(self, work: Callable[[Any], T], deadline: Deadline | None = None) -> T:
-        """Whatever breaks, a question may be asked again."""
+        """Ask again after any error: questions change nothing."""
         deadline = deadline or self._connections.deadline()
         while True:
             try:
@@ -228,7 +228,7 @@ class SqlStore(Store):
         self._connections.pause(random.uniform(*_BACK_OFF_SECONDS))
 
     def _versions_that_stand(self, wishes: Sequence[PendingSwap], deadline: Deadline) -> set[int]:
-        """After a commit without an answer: which of these rows have the version that only we can have written."""
+        """Read rows after a commit without an answer: those that have the version that only we can have written."""
         if deadline.left <= 0:
             return set()
         keys = [wish.key for wish in wishes if wish.value is not None]
@@ -314,12 +314,12 @@ def in_order(keys: Sequence[str], rows: Sequence[Row]) -> list[Row | None]:
 
 LOOK_MS = 100
 _SHARE = 0.1
-"""Of the time that nothing has happened: who looks again after that much of it is late by no more than that much."""
+"""The part of a time without changes after which to look again: a change is seen late by no more than that."""
 
 
 class Looks:
-    """When to look again: soon after a change, because the next is likely, and the rarer the longer nothing happens,
-    but at least once a beat. A group at rest then costs its database no more looks than beats.
+    """Times of the next look: soon after a change, because the next is likely, and the rarer the longer nothing
+    happens, but at least once a beat. A group at rest then costs its database no more looks than beats.
     """
 
     def __init__(self, look_ms: int | None, beat_ms: int, clock: Callable[[], float]) -> None:

@@ -96,7 +96,7 @@ class Tables:
             return 0
 
     def _record(self, cursor: Any, number: int) -> None:
-        """The number is written last: where it stands, everything else does."""
+        """Write the number last: where it exists, everything else does."""
         if number == 1:
             self.try_to(cursor, self.meta.insert().values(name="schema", value=1))
         else:
@@ -125,7 +125,7 @@ def _create(tables: Tables, cursor: Any) -> None:
 
 
 STEPS: dict[int, Callable[[Tables, Any], None]] = {1: _create}
-"""How to get to each schema from the one before. Each may be repeated, and may run in several processes at once.
+"""The statements from each schema to the next. Each may be repeated, and may run in several processes at once.
 
 The number is checked when a connection is made, not with every write. So a step after which an older version must
 not write any more renames the table of rows: the older one's next write fails, and it finds out why.

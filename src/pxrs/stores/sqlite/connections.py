@@ -25,7 +25,7 @@ from pxrs.io.files import denied_error, is_read_only, read_only_error
 from pxrs.io.fork import guard_fork
 
 PATIENCE_SECONDS = 10.0
-"""How long a locked database is tried again before the caller is told."""
+"""The time for which a locked database is tried again before the caller gets an error."""
 
 # SQLite's own back-off grows to 100 ms a step: under the load of many processes some starve. Ours is finer and random.
 _SQLITE_PATIENCE_MS = 5
@@ -104,7 +104,7 @@ class ThreadConnections:
         self._gate = threading.Condition(self._lock)
 
     def call(self, work: Callable[[sqlite3.Connection], T], create: bool = False) -> T:
-        """What ``work`` makes of this thread's connection. A transaction that it leaves open is rolled back."""
+        """Call ``work`` with this thread's connection. A transaction that it leaves open is rolled back."""
         with self._lock:
             if self._shut:
                 self._pass_gate()

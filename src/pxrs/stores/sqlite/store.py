@@ -184,7 +184,7 @@ class _OpenTransaction:
 
 
 def _is_of_nothing(swap: Swap) -> bool:
-    """To delete what is absent: done if it is, and nothing is written."""
+    """Whether a swap deletes an absent row: that is done, and nothing is written."""
     return swap.expect == ABSENT and swap.value is None
 
 
@@ -200,7 +200,7 @@ def _phrase(swap: Swap) -> tuple[str, tuple[str | bytes | int, ...], int]:
 
 
 def _commit_alone(connection: sqlite3.Connection, statement: str, values: Sequence[str | bytes | int]) -> int:
-    """How many rows it has changed: a statement outside of a transaction is one by itself."""
+    """Commit one statement; the number of rows that it has changed."""
     return connection.execute(statement, values).rowcount
 
 
