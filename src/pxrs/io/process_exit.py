@@ -17,6 +17,7 @@ import atexit
 import concurrent.futures.thread  # noqa: F401 - Arrow imports it at its first use, which may be too late
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from enum import IntEnum
 from types import FrameType
 
 from pxrs.io.clock import SystemClock
+from pxrs.io.fork import after_fork
 
 logger = logging.getLogger(__name__)
 
@@ -96,4 +98,33 @@ def signals_caught(on_signal: Callable[[int, FrameType | None], None]) -> Iterat
             signal.signal(number, handler)
 
 
+# ---- when it is called ----------------------------------------------------------------------------------------------
+# A process of multiprocessing that was forked ends by os._exit: no hook of the interpreter is called, but one of that
+# module, which a child forgets right after its fork.
+
+
+@after_fork
+def _register_with_multiprocessing() -> None:
+    """End in order in processes that multiprocessing forks, if it is used at all."""
+    util, process = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
+    if util is None or process is None:
+        return
+    if process.parent_process() is None:  # not begun yet: what is registered now is forgotten, but not this
+        util.register_after_fork(_owner, _end_with_child)
+    else:
+        _end_with_child(_owner)
+
+
+class _Owner:
+    """Keeps a registration: multiprocessing holds it weakly."""
+
+
+_owner = _Owner()
+
+
+def _end_with_child(_: _Owner) -> None:
+    sys.modules["multiprocessing.util"].Finalize(None, end_all, exitpriority=0)
+
+
 atexit.register(end_all)
+_register_with_multiprocessing()

@@ -95,6 +95,38 @@ def test_a_log_that_never_answers_holds_the_end_no_longer_than_send_timeout_ms(t
     assert "pxrs: 1000 messages for queue 'q' may not be stored" in ended.stderr
 
 
+WORKER = """
+import multiprocessing, sys
+method, when = sys.argv[2:4]
+if when == "before":
+    import pxrs.runtime.queue.queue
+
+def send():
+    import pxrs
+    queue = pxrs.open(f"file:{sys.argv[1]}/q", partitions=8)
+    producer = queue.producer()
+    for n in range(100):
+        producer.send(f"k{n}", b"x")
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(method).Process(target=send)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "inside"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_was_sent_in_a_process_of_multiprocessing_is_stored(tmp_path: Path, method: str, when: str) -> None:
+    """Forked ones end by os._exit: 100 sends, none stored, exit code 0. ``when``: the library was imported before the
+    fork, or by the function that runs in the child."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, str(tmp_path / "worker.py"), str(tmp_path), method, when]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr, stored(tmp_path)) == (0, "", 100)
+
+
 def test_a_forked_child_leaves_the_buffer_to_its_parent(tmp_path: Path) -> None:
     fork = """
     child = os.fork()
