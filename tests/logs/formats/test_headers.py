@@ -9,7 +9,7 @@ import pytest
 
 from pxrs.logs.base import Stamp
 from pxrs.logs.batches import with_offsets
-from pxrs.logs.formats import arrow_header as layout
+from pxrs.logs.formats import segment
 from pxrs.logs.formats.segment import NotAHeader, Room, decode, encode, intact, read_header
 from tests.logs.helpers import entries, numbered
 
@@ -25,9 +25,9 @@ KINDS = [
 
 @pytest.fixture(autouse=True)
 def _no_layouts() -> Iterator[None]:
-    layout._latest.clear()
+    segment._latest.clear()
     yield
-    layout._latest.clear()
+    segment._latest.clear()
 
 
 def test_headers_of_all_layouts_are_read_in_any_order() -> None:
@@ -61,7 +61,7 @@ def test_every_flipped_bit_of_a_batch_is_noticed_by_its_checksum_alone() -> None
     message, header = encode(with_offsets(entries(numbered(2)), 7), Stamp("a" * 16, 5))
     whole = bytes(message)
     assert read_header(whole) == header
-    at = layout.custom_metadata(whole[: header.size])[b"pxrs.head"][0]
+    at = segment.custom_metadata(whole[: header.size])[b"pxrs.head"][0]
     for bit in range(8 * len(whole)):
         spoilt = bytearray(whole)
         spoilt[bit // 8] ^= 1 << bit % 8

@@ -86,9 +86,9 @@ def test_a_task_gets_its_own_slices_only(queue: pxrs.Queue, tmp_path: Path) -> N
 ALLOWED = {
     "pxrs", "pxrs.errors", "pxrs.io", "pxrs.io.signals", "pxrs.model", "pxrs.settings", "pxrs.logs", "pxrs.logs.base",
     "pxrs.logs.pieces", "pxrs.logs.read_errors", "pxrs.logs.batches", "pxrs.logs.formats",
-    "pxrs.logs.formats.arrow_header", "pxrs.logs.formats.segment",
-    "pxrs.rules", "pxrs.rules.addressing", "pxrs.rules.texts", "pxrs.spark", "pxrs.spark.read",
-    "pxrs.spark.read.columns", "pxrs.spark.read.plan", "pxrs.spark.read.task", "pxrs.spark.read.source",
+    "pxrs.logs.formats.segment", "pxrs.rules", "pxrs.rules.addressing", "pxrs.rules.texts", "pxrs.spark",
+    "pxrs.spark.read", "pxrs.spark.read.columns", "pxrs.spark.read.plan", "pxrs.spark.read.task",
+    "pxrs.spark.read.source",
 }  # fmt: skip
 HEAVY = {"typer", "yaml", "prometheus_client", "sqlite3", "rich", "pydantic", "sqlalchemy"}
 

@@ -35,6 +35,10 @@ Entries: TypeAlias = pa.RecordBatch | FewRows
 """The rows or batch to append to one partition."""
 
 
+def _rows(batch: Entries) -> int:
+    return len(batch.values) if isinstance(batch, FewRows) else batch.num_rows
+
+
 class Cut(NamedTuple):
     """Bytes that were cut off a file because they were no whole batch; ``kept``: their file, if they might be one."""
 
@@ -197,11 +201,11 @@ class PartitionWriter:
 
     def find(self, batch: Entries, stamp: Stamp | None) -> int | None:
         """Find the batch if it was stored before; Refused if another one has its stamp."""
-        return self._files.find_stamp(stamp, batch.num_rows) if stamp else None
+        return self._files.find_stamp(stamp, _rows(batch)) if stamp else None
 
     def write(self, batch: Entries, stamp: Stamp | None, known: int | None, room: Room) -> int:
         """Append the batch, unless it is known; returns its first offset. Not durable before ``sync``."""
-        if known is not None or not batch.num_rows:
+        if known is not None or not _rows(batch):
             self._open_active()  # the first try may have died before its sync: this one vouches for it
             return self._files.end if known is None else known
         active = self._segment_for_append()

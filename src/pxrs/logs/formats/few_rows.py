@@ -16,8 +16,7 @@ import xxhash
 
 from pxrs.logs.base import FewRows, Stamp
 from pxrs.logs.batches import with_offsets
-from pxrs.logs.formats.arrow_header import BODY, BUFFERS, NODES, ROWS, value_places
-from pxrs.logs.formats.segment import Header, describe, encode
+from pxrs.logs.formats.segment import BODY, BUFFERS, NODES, ROWS, Header, describe, encode, value_places
 
 _I64 = struct.Struct("<q")
 _NODES = struct.Struct("<20q")
@@ -79,7 +78,7 @@ def encode_rows(rows: FewRows, base: int, stamp: Stamp | None) -> tuple[bytes, H
 
 def _nodes(rows: FewRows) -> list[int]:
     """Length and nulls of each column and of what is in it: the headers are null, so nothing is in them."""
-    count = rows.num_rows
+    count = len(rows.values)
     full, empty = (count, 0), (count, count)
     return [*full, *full, count, rows.keys.count(None), *full, *empty, 0, 0, 0, 0, 0, 0, *full, *empty]
 

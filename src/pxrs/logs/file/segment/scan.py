@@ -12,10 +12,10 @@ from enum import Enum
 from typing import NamedTuple
 
 from pxrs.errors import Damaged
-from pxrs.logs.formats.arrow_header import PREFIX
 from pxrs.logs.formats.segment import (
     CONTINUATION,
     MAX_HEADER,
+    PREFIX,
     Header,
     NotAHeader,
     contradicts_itself,

@@ -290,7 +290,7 @@ def test_a_process_that_reads_a_piece_loads_little() -> None:
     assert not loaded & {"yaml", "typer", "rich", "prometheus_client", "sqlite3", "mmh3", "greenlet"}
     assert {name for name in loaded if name.startswith("pxrs.")} == {
         "pxrs.errors", "pxrs.logs", "pxrs.logs.base", "pxrs.logs.batches",
-        "pxrs.logs.formats", "pxrs.logs.formats.arrow_header", "pxrs.logs.formats.segment", "pxrs.logs.pieces",
+        "pxrs.logs.formats", "pxrs.logs.formats.segment", "pxrs.logs.pieces",
         "pxrs.settings",
     }  # fmt: skip
 
