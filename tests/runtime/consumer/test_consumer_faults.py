@@ -152,6 +152,7 @@ def test_a_consumer_that_nobody_holds_goes_on_as_long_as_its_queue() -> None:
         eventually(lambda: len(handler) == 10, "the work of the consumer that only its queue knows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jump", [3_600.0, -3_600.0])
 def test_b07_a_jumping_clock_takes_nothing_away_and_keeps_nothing_for_ever(jump: float) -> None:
     clock, handler = JumpingClock(), Recorder()
@@ -251,6 +252,7 @@ def test_b10_the_plan_of_a_deposed_leader_is_refused() -> None:
         assert registry.group() == stands and stands.generation == 1
 
 
+@pytest.mark.slow
 def test_b10_a_leader_that_was_stopped_while_it_planned_is_deposed() -> None:
     gate = Gate(lambda swap: swap.key.endswith("/group") and b'"C"' in (swap.value or b""))
     with Site(partitions=4, settings=HASTY.with_(lease_ms=5_000, beat_ms=200)) as site:
@@ -282,6 +284,7 @@ def test_b11_an_observer_judges_nobody_before_it_has_watched_a_whole_lease() -> 
     assert watch.is_silent(member, now=5_001.0) and watch.is_dead(member, now=5_001.0)
 
 
+@pytest.mark.slow
 def test_b11_a_new_leader_leaves_the_living_alone() -> None:
     with Site(partitions=6, settings=HASTY.with_(lease_ms=6_000, beat_ms=200)) as site:
         for name in "ABC":

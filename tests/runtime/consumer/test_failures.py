@@ -262,6 +262,7 @@ def test_a_slow_partition_leaves_the_others_undisturbed() -> None:
         eventually(lambda: site.lag() == 0, "the slow one")
 
 
+@pytest.mark.slow
 def test_b17_a_hung_handler_loses_its_partition_and_the_others_move_meanwhile() -> None:
     go_on = threading.Event()
     hung: set[int] = set()

@@ -222,6 +222,7 @@ def test_a_member_that_cannot_read_the_log_hands_its_partitions_to_one_that_can(
         assert len(epochs) == 4 and not handler.repeats
 
 
+@pytest.mark.slow
 def test_where_nobody_can_read_the_log_nothing_moves() -> None:
     with Site(partitions=4, settings=BLIND) as site:
         members = {name: Cut(site) for name in "ABC"}

@@ -248,6 +248,7 @@ def test_a_group_with_members_cannot_be_deleted_and_an_empty_one_is_gone() -> No
         assert [row.key.split("/")[-2:] for row in site.queue.store.scan("")] == [["_registry", "id"]]
 
 
+@pytest.mark.slow
 def test_a_member_that_was_killed_is_put_out_by_force_and_one_that_lives_is_not() -> None:
     with Site(settings=HASTY.with_(lease_ms=5_000, beat_ms=200)) as site:
         consumer = site.member("A", Recorder())
