@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from pxrs.logs.memory import MemoryLog
@@ -15,17 +13,6 @@ from tests.logs.broken.logs import BROKEN_LOGS, BrokenLogSuite
 def test_a_broken_log_fails_the_test_named_for_its_fault(fault: str) -> None:
     kind, named = BROKEN_LOGS[fault]
     assert list(run_log_suite(BrokenLogSuite(kind), [named])) == [named]
-
-
-@pytest.mark.slow
-def test_the_table_of_faults_and_the_tests_that_catch_them(show: Callable[[str], None]) -> None:
-    lines = ["fault planted in the log              tests that caught it, the one named for it first"]
-    for fault, (kind, named) in BROKEN_LOGS.items():
-        broken = run_log_suite(BrokenLogSuite(kind))
-        assert named in broken, f"{fault}: only {sorted(broken)} failed"
-        names = [name.removeprefix("test_") for name in (named, *sorted(broken.keys() - {named}))]
-        lines.append(f"{fault:<36}{len(names):>3}  {', '.join(names[:2])}")
-    show("\n".join(lines))
 
 
 def test_the_sound_log_keeps_every_promise() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from pxrs.testing.conformance import StoreSuite, promises, run_suite
@@ -14,17 +12,6 @@ from tests.stores.broken import BROKEN, BrokenSuite, LosesReplies
 def test_a_broken_store_fails_the_test_named_for_its_fault(fault: str) -> None:
     kind, named = BROKEN[fault]
     assert list(run_suite(BrokenSuite(kind), [named])) == [named]
-
-
-@pytest.mark.slow
-def test_the_table_of_faults_and_the_tests_that_catch_them(show: Callable[[str], None]) -> None:
-    lines = ["fault planted in the store            tests that caught it, the one named for it first"]
-    for fault, (kind, named) in BROKEN.items():
-        broken = run_suite(BrokenSuite(kind))
-        assert named in broken, f"{fault}: only {sorted(broken)} failed"
-        names = [name.removeprefix("test_") for name in (named, *sorted(broken.keys() - {named}))]
-        lines.append(f"{fault:<36}{len(names):>3}  {', '.join(names[:2])}")
-    show("\n".join(lines))
 
 
 def test_the_sound_store_keeps_every_promise() -> None:

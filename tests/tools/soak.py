@@ -1,8 +1,8 @@
 """The long forms, for as many seconds as you give them: ``make soak SECONDS=600``.
 
-Fresh simulated histories (never the seeds that CI has run), every other time of members that work in batches, claim
-races on both embedded stores, and processes that renew on one SQLite file. Prints what it did, and ends with 1 at the
-first broken promise.
+All tests of the suites against every planted fault, fresh simulated histories (never the seeds that CI has run), every
+other time of members that work in batches, claim races on both embedded stores, and processes that renew on one SQLite
+file. Prints what it did, and ends with 1 at the first broken promise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import cycle
 from pxrs.testing.faults.racing import race_processes
 from tests.simulation.batch_histories import BatchStory
 from tests.simulation.histories import Story, run_many, totals
+from tests.tools import catches
 from tests.tools.races import claim_and_renew, race_threads
 
 RACE_ROUNDS = 1_000
@@ -56,6 +57,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     deadline = time.monotonic() + parser.parse_args().seconds
     parts: dict[str, Callable[[], list[str]]] = {
+        "faults of stores and logs": catches.missed,
         "races": races,
         "renewals": renewals,
         "histories": lambda: histories(deadline),
