@@ -73,17 +73,8 @@ is_spliced = True
 def encode_partition(row: Partition) -> bytes:
     _, owner, epoch, checkpoint, cause, paused, note, history = row
     if not is_spliced:
-        return _dump(
-            {
-                "owner": owner,
-                "epoch": epoch,
-                "checkpoint": checkpoint,
-                "cause": cause.value,
-                "paused": paused,
-                "note": note,
-                "history": history,
-            }
-        )
+        values = (owner, epoch, checkpoint, cause.value, paused, note, history)
+        return _dump(dict(zip(_PARTITION, values, strict=True)))
     before, between, after = _around_progress(owner, epoch, cause, paused, history)
     return f"{before}{'null' if checkpoint is None else checkpoint}{between}{_quoted(note)}{after}".encode()
 
@@ -124,23 +115,7 @@ def _tenure(line: Any) -> Tenure:
 
 
 def encode_member(row: MemberRow) -> bytes:
-    return _dump(
-        {
-            "inc": row.inc,
-            "beat": row.beat,
-            "state": row.state.value,
-            "lease_ms": row.lease_ms,
-            "grace_ms": row.grace_ms,
-            "joined": row.joined,
-            "info": dict(row.info),
-            # Members of PXRS before 0.6 write none of these, and do not miss them.
-            **({"seen": row.seen} if row.seen else {}),
-            **({"parked": row.parked} if row.parked else {}),
-            **({"blind": True} if row.blind else {}),
-            **({"passed_over": row.passed_over} if row.passed_over else {}),
-            **({"beat_ms": row.beat_ms} if row.beat_ms else {}),
-        }
-    )
+    return _dump(_written(row, _MEMBER) | {"info": dict(row.info)})
 
 
 @lru_cache(maxsize=1024)
@@ -162,23 +137,7 @@ def _parked(name: str, pairs: Any) -> tuple[tuple[int, str], ...]:
 
 
 def encode_group(row: Group) -> bytes:
-    return _dump(
-        {
-            "partitions": row.partitions,
-            "hash": row.hash,
-            "reduce": row.reduce,
-            "assignor": row.assignor,
-            "generation": row.generation,
-            "members": row.members,
-            "target": row.target,
-            "reason": row.reason,
-            "leader": row.leader,
-            "leader_epoch": row.leader_epoch,
-            "log": row.log,
-            **({"born": row.born} if row.born else {}),
-            **({"evicted": row.evicted} if row.evicted else {}),
-        }
-    )
+    return _dump(_written(row, _GROUP))
 
 
 @lru_cache(maxsize=256)
@@ -196,43 +155,18 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
 _Check = Callable[[str, Any], Any]
 
 _PARTITION: dict[str, _Check] = {
-    "owner": _owner,
-    "epoch": whole,
-    "checkpoint": whole_or_none,
-    "cause": _cause,
-    "paused": flag,
-    "note": text,
+    "owner": _owner, "epoch": whole, "checkpoint": whole_or_none, "cause": _cause, "paused": flag, "note": text,
     "history": _history,
-}
+}  # fmt: skip
 _MEMBER: dict[str, _Check] = {
-    "inc": text,
-    "beat": whole,
-    "state": _state,
-    "lease_ms": whole,
-    "grace_ms": whole,
-    "joined": moment,
-    "info": _info,
-    "seen": moment,
-    "parked": _parked,
-    "blind": flag,
-    "passed_over": whole,
-    "beat_ms": whole,
-}
+    "inc": text, "beat": whole, "state": _state, "lease_ms": whole, "grace_ms": whole, "joined": moment, "info": _info,
+    "seen": moment, "parked": _parked, "blind": flag, "passed_over": whole, "beat_ms": whole,
+}  # fmt: skip
 _GROUP: dict[str, _Check] = {
-    "partitions": whole,
-    "hash": text,
-    "reduce": text,
-    "assignor": text,
-    "generation": whole,
-    "members": _texts,
-    "target": text_or_none,
-    "reason": text,
-    "leader": _owner,
-    "leader_epoch": whole,
-    "log": text,
-    "born": text,
+    "partitions": whole, "hash": text, "reduce": text, "assignor": text, "generation": whole, "members": _texts,
+    "target": text_or_none, "reason": text, "leader": _owner, "leader_epoch": whole, "log": text, "born": text,
     "evicted": _texts,
-}
+}  # fmt: skip
 _ABSENT: dict[str, Any] = {
     "seen": 0.0, "parked": [], "blind": False, "passed_over": 0, "beat_ms": 0, "born": "", "evicted": [],
 }  # fmt: skip
@@ -249,3 +183,9 @@ def _fields(what: str, data: bytes, checks: Mapping[str, _Check]) -> list[Any]:
         ]
     except (KeyError, BadField) as error:
         raise damaged(what, error) from None
+
+
+def _written(row: MemberRow | Group, checks: Mapping[str, _Check]) -> dict[str, Any]:
+    """The fields of a row as they are written. Earlier versions do not miss what they do not write themselves."""
+    values = {name: getattr(row, name) for name in checks}
+    return {name: value for name, value in values.items() if value or name not in _ABSENT}
