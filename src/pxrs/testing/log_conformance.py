@@ -1,8 +1,8 @@
 """The conformance suite of logs. A driver is a log if a subclass of ``LogSuite`` is green:
 
     class TestMyLog(LogSuite):
-        def make_log(self, place, name="q", create=True, settings=None, **wish):
-            return MyLog.open(f"mine:{place}/{name}", Wish(**wish), settings or Settings(), create)
+        def make_log(self, place, name="q", create=True, settings=None, **options):
+            return MyLog.open(f"mine:{place}/{name}", Wish(**options), settings or Settings(), create)
 
 Every test is named for the promise that it checks; one that covers a fault of the catalogue carries its number.
 ``run_log_suite`` runs them without pytest's machinery, and answers with the promises that were broken; so it is shown

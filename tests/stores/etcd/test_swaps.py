@@ -31,6 +31,6 @@ def test_what_is_last_of_many_is_sent_when_the_others_are_done() -> None:
     wishes = [
         EtcdSwap(number, b"%d" % number, Swap(f"{number}", 7, b""), 0) for number in range(2 * MAX_OPERATIONS + 1)
     ]
-    sent = [[[wish.place for wish in one.wishes] for one in wave] for wave in waves(wishes)]
+    sent = [[[wish.place for wish in one.writes] for one in wave] for wave in waves(wishes)]
     places = list(range(2 * MAX_OPERATIONS + 1))
     assert sent == [[places[:MAX_OPERATIONS], places[MAX_OPERATIONS:-1]], [places[-1:]]]

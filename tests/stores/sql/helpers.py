@@ -73,7 +73,7 @@ def hanging_up(proxy: Proxy, direction: Direction) -> Iterator[None]:
             wait_until(lambda: proxy.lost[direction] > lost, "something was lost", SOON)
 
     thread = threading.Thread(target=run, daemon=True)
-    look = SqlStore._versions_that_stand
+    look = SqlStore._versions_that_exist
 
     def look_afterwards(self: SqlStore, *arguments: Any) -> set[int]:
         thread.join(SOON)  # a connection that is made while the others break would lose its answers too
@@ -81,7 +81,7 @@ def hanging_up(proxy: Proxy, direction: Direction) -> Iterator[None]:
 
     thread.start()
     assert entered.wait(SOON)
-    with mock.patch.object(SqlStore, "_versions_that_stand", look_afterwards):
+    with mock.patch.object(SqlStore, "_versions_that_exist", look_afterwards):
         yield
     thread.join(SOON)
     assert not thread.is_alive()

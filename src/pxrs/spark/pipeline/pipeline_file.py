@@ -85,9 +85,9 @@ class PipelineSpec:
         if not is_good:
             raise BadSetting(f"{self.source}: {name} = {getattr(self, name)!r}: {needed}")
 
-    def with_(self, **wishes: Any) -> PipelineSpec:
+    def with_(self, **changes: Any) -> PipelineSpec:
         """Override parts by other arguments; None changes nothing. ``master`` and ``ui`` are Spark's."""
-        said = {name: value for name, value in wishes.items() if value is not None}
+        said = {name: value for name, value in changes.items() if value is not None}
         spark = {name: said.pop(name) for name in _SPARK if name in said}
         return replace(self, spark={**self.spark, **spark}, **said)
 

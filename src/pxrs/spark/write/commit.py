@@ -36,13 +36,13 @@ from pxrs.spark.write.spark_writers import Staged, TargetQueue
 logger = logging.getLogger(__name__)
 
 
-def open_log(url: str, wish: OpenOptions, settings: Settings, create: bool) -> Log:
+def open_log(url: str, options: OpenOptions, settings: Settings, create: bool) -> Log:
     """The log to write to; no registry is needed for that."""
     if split_url(url)[0] == "memory":
         raise Refused(
             f"{masked_url(url)!r} lives in the memory of one process, and Spark writes in others: use another log"
         )
-    found: Log = find_driver("pxrs.logs", url).open(url, wish, settings, create)
+    found: Log = find_driver("pxrs.logs", url).open(url, options, settings, create)
     return found
 
 

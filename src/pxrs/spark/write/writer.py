@@ -77,8 +77,8 @@ def _refuse_overwrite(overwrite: bool, what: str, instead: str) -> None:
 def _prepare(request: SinkRequest, schema: StructType) -> tuple[WriteJob, str]:
     columns = columns_to_write(schema)
     settings = load_settings(**request.settings)
-    find_hash(request.wish.hash or DEFAULT_HASH)
-    check_reduce(request.wish.reduce or DEFAULT_REDUCE)
+    find_hash(request.options.hash or DEFAULT_HASH)
+    check_reduce(request.options.reduce or DEFAULT_REDUCE)
     if request.staging is not None:
         local_directory(request.staging)
     with closing(_opened(request)) as log:
@@ -90,9 +90,11 @@ def _prepare(request: SinkRequest, schema: StructType) -> tuple[WriteJob, str]:
 
 def _opened(request: SinkRequest) -> Log:
     settings = load_settings(**request.settings)
-    create = request.wish.partitions is not None
+    create = request.options.partitions is not None
     try:
-        log = open_log(request.log, request.wish if create else OpenOptions(None, *request.wish[1:]), settings, create)
+        log = open_log(
+            request.log, request.options if create else OpenOptions(None, *request.options[1:]), settings, create
+        )
     except NotFound as error:
         raise NotFound(
             f"there is no queue in {masked_url(request.log)!r}: set option 'partitions' to create it, as in "
@@ -145,7 +147,7 @@ class SinkRequest(NamedTuple):
     """The options of a write, parsed, before the log is looked at."""
 
     log: str
-    wish: OpenOptions
+    options: OpenOptions
     topic: str | None
     staging: str | None
     producer: str | None
@@ -166,7 +168,7 @@ def parse_sink(options: Mapping[str, str], is_stream: bool) -> SinkRequest:
         raise BadSetting("option 'pxrs.producer.sequence' numbers the writes of a 'pxrs.producer.name': set that too")
     return SinkRequest(
         log=given.log("name the queue's log, as in .option('path', 'file:./orders')"),
-        wish=OpenOptions(given.count("partitions"), given.texts.get("hash"), given.texts.get("reduce")),
+        options=OpenOptions(given.count("partitions"), given.texts.get("hash"), given.texts.get("reduce")),
         topic=given.texts.get("topic"),
         staging=given.texts.get("pxrs.staging"),
         producer=None if name is None else check_name("producer", name),

@@ -430,5 +430,5 @@ class RevisionWatch:
 
 
 def _request(number: int, prefix: bytes) -> Any:
-    wish = messages.WatchCreateRequest(key=prefix, range_end=end_of(prefix), watch_id=number)
-    return messages.WatchRequest(create_request=wish)
+    request = messages.WatchCreateRequest(key=prefix, range_end=end_of(prefix), watch_id=number)
+    return messages.WatchRequest(create_request=request)

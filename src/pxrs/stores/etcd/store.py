@@ -128,12 +128,12 @@ class EtcdStore(Store):
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
         self._check_open()
-        wishes, wanted, begun = self._wishes(swaps)
+        writes, wanted, begun = self._writes(swaps)
         batch = _SwapResults(self._client)
-        for wave in waves(wishes) if wishes else ():
+        for wave in waves(writes) if writes else ():
             batch.settle(wave)
         self._leases.renew_if_late(wanted, begun)
-        return batch.outcomes(len(wishes))
+        return batch.outcomes(len(writes))
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
         self._check_open()
@@ -144,12 +144,12 @@ class EtcdStore(Store):
             raise Refused(f"{self.address}: {len(merged)} rows in one swap; etcd takes at most {self.max_atomic}")
         if not merged:
             return done(ABSENT)
-        wishes, wanted, begun = self._wishes(merged)
-        outcome = _SwapResults(self._client).settle_all(SwapTransaction(wishes))
+        writes, wanted, begun = self._writes(merged)
+        outcome = _SwapResults(self._client).settle_all(SwapTransaction(writes))
         self._leases.renew_if_late(wanted, begun)
         return outcome
 
-    def _wishes(self, swaps: Sequence[Swap]) -> tuple[list[EtcdSwap], dict[bytes, int], float]:
+    def _writes(self, swaps: Sequence[Swap]) -> tuple[list[EtcdSwap], dict[bytes, int], float]:
         """Also the times to live that are asked for, by key, and when their leases were renewed."""
         keys = [self._key(swap.key) for swap in swaps]
         wanted = {
@@ -160,11 +160,11 @@ class EtcdStore(Store):
         begun = self._clock.monotonic()
         leases = self._leases.renew(wanted)
         self._leases.forget(key for key in keys if key not in wanted)
-        wishes = [
+        writes = [
             EtcdSwap(place, keys[place], swap, NONE if swap.ttl_ms is None else leases.get(keys[place], NONE))
             for place, swap in enumerate(swaps)
         ]
-        return wishes, wanted, begun
+        return writes, wanted, begun
 
     # ---- waiting and the end -------------------------------------------------------------------------------------
 
@@ -280,44 +280,44 @@ class EtcdSwap(NamedTuple):
 class SwapTransaction:
     """Swaps that are sent together."""
 
-    def __init__(self, wishes: Sequence[EtcdSwap]) -> None:
-        self.wishes = wishes
+    def __init__(self, writes: Sequence[EtcdSwap]) -> None:
+        self.writes = writes
         self._nonce = os.urandom(NONCE_LENGTH // 2).hex().encode()
 
     def request(self, ask_revisions: bool) -> Any:
         """The request. With ``ask_revisions`` an answer that refuses one of several rows has their revisions."""
-        asked = self.wishes if ask_revisions and len(self.wishes) > 1 else ()
+        asked = self.writes if ask_revisions and len(self.writes) > 1 else ()
         return messages.TxnRequest(
-            compare=[compare(wish.key, wish.swap.expect) for wish in self.wishes],
-            success=[operation for wish in self.wishes if (operation := self._operation(wish)) is not None],
-            failure=[_get(wish.key, keys_only=True) for wish in asked],
+            compare=[compare(write.key, write.swap.expect) for write in self.writes],
+            success=[operation for write in self.writes if (operation := self._operation(write)) is not None],
+            failure=[_get(write.key, keys_only=True) for write in asked],
         )
 
-    def _operation(self, wish: EtcdSwap) -> Any:
-        if wish.swap.value is not None:
-            put = messages.PutRequest(key=wish.key, value=wish.swap.value + self._nonce, lease=wish.lease)
+    def _operation(self, write: EtcdSwap) -> Any:
+        if write.swap.value is not None:
+            put = messages.PutRequest(key=write.key, value=write.swap.value + self._nonce, lease=write.lease)
             return messages.RequestOp(request_put=put)
-        if wish.swap.expect == ABSENT:
+        if write.swap.expect == ABSENT:
             return None
-        return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=wish.key))
+        return messages.RequestOp(request_delete_range=messages.DeleteRangeRequest(key=write.key))
 
-    def outcome(self, wish: EtcdSwap, revision: int) -> Outcome:
+    def outcome(self, write: EtcdSwap, revision: int) -> Outcome:
         """The outcome of one row, when the transaction was done at this revision."""
-        return done(ABSENT if wish.swap.value is None else revision)
+        return done(ABSENT if write.swap.value is None else revision)
 
     def differing(self, answer: Any) -> set[int]:
         """The indexes of the swaps against which the answer speaks."""
-        if len(self.wishes) == 1:
-            return {self.wishes[0].place}
+        if len(self.writes) == 1:
+            return {self.writes[0].place}
         return {
-            wish.place
-            for wish, found in zip(self.wishes, answer.responses, strict=True)
-            if _revision(found) != wish.swap.expect
+            write.place
+            for write, found in zip(self.writes, answer.responses, strict=True)
+            if _revision(found) != write.swap.expect
         }
 
     def reread(self) -> Any:
         """Ask for the rows that it would have written."""
-        return read_request([wish.key for wish in self.wishes])
+        return read_request([write.key for write in self.writes])
 
     def revision_if_mine(self, answer: Any) -> int | None:
         """The revision at which it was done, if one of the stored rows is its own."""
@@ -348,31 +348,31 @@ def _revision(found: Any) -> int:
     return int(rows[0].mod_revision) if rows else ABSENT
 
 
-def waves(wishes: Sequence[EtcdSwap]) -> list[list[SwapTransaction]]:
+def waves(writes: Sequence[EtcdSwap]) -> list[list[SwapTransaction]]:
     """Transactions in the order in which they must be sent: those of one wave together, the waves one by one.
 
     The last transaction goes alone: it may hold a ring of the bell, which must not be heard before the rest is done.
     Where a key comes twice, each transaction goes alone.
     """
-    if len(wishes) == 1:
-        return [[SwapTransaction(wishes)]]
-    parts = [SwapTransaction(part) for part in _parts(wishes)]
-    if len({wish.key for wish in wishes}) < len(wishes):
+    if len(writes) == 1:
+        return [[SwapTransaction(writes)]]
+    parts = [SwapTransaction(part) for part in _parts(writes)]
+    if len({write.key for write in writes}) < len(writes):
         return [[part] for part in parts]
     return [wave for wave in (parts[:-1], parts[-1:]) if wave]
 
 
-def _parts(wishes: Sequence[EtcdSwap]) -> Iterator[list[EtcdSwap]]:
+def _parts(writes: Sequence[EtcdSwap]) -> Iterator[list[EtcdSwap]]:
     part: list[EtcdSwap] = []
     keys: set[bytes] = set()
     size = 0
-    for wish in wishes:
-        more = len(wish.key) + len(wish.swap.value or b"")
-        if part and (len(part) == MAX_OPERATIONS or size + more > MAX_BYTES or wish.key in keys):
+    for write in writes:
+        more = len(write.key) + len(write.swap.value or b"")
+        if part and (len(part) == MAX_OPERATIONS or size + more > MAX_BYTES or write.key in keys):
             yield part
             part, keys, size = [], set(), 0
-        part.append(wish)
-        keys.add(wish.key)
+        part.append(write)
+        keys.add(write.key)
         size += more
     yield part
 
@@ -410,7 +410,7 @@ class _SwapResults:
             return CONFLICT
         else:
             self._done(one, reply.header.revision)
-        return max(self.outcomes(len(one.wishes)), key=lambda outcome: outcome.version)
+        return max(self.outcomes(len(one.writes)), key=lambda outcome: outcome.version)
 
     def outcomes(self, count: int) -> list[Outcome]:
         """In the order of the swaps. Raises if it is sure that none was done or refused by the rows."""
@@ -422,12 +422,12 @@ class _SwapResults:
         return [self._found[place] for place in range(count)]
 
     def _done(self, one: SwapTransaction, revision: int) -> None:
-        self._found |= {wish.place: one.outcome(wish, revision) for wish in one.wishes}
+        self._found |= {write.place: one.outcome(write, revision) for write in one.writes}
 
     def _refused(self, one: SwapTransaction, answer: Any) -> list[SwapTransaction]:
         differing = one.differing(answer)
         self._found |= dict.fromkeys(differing, CONFLICT)
-        rest = [wish for wish in one.wishes if wish.place not in differing]
+        rest = [write for write in one.writes if write.place not in differing]
         return [SwapTransaction(rest)] if rest else []
 
     def _look_for(self, lost: list[tuple[SwapTransaction, Failed]]) -> None:
@@ -445,4 +445,4 @@ class _SwapResults:
                 self._done(one, revision)
             else:
                 reason = str(self._client.error(failure))
-                self._found |= {wish.place: unknown(reason) for wish in one.wishes}
+                self._found |= {write.place: unknown(reason) for write in one.writes}

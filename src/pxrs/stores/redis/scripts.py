@@ -36,7 +36,7 @@ local mode, nonce, channel, skip = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local base = math.max(now, tonumber(redis.call('GET', KEYS[1]) or 0))
-local version_of, outcomes, wishes = {{}}, {{}}, {{}}
+local version_of, outcomes, writes = {{}}, {{}}, {{}}
 
 for number = 1, #KEYS - 3 do
   local row, at = KEYS[number + 3], 2 + 3 * number
@@ -46,27 +46,27 @@ for number = 1, #KEYS - 3 do
     outcomes[number] = '-'
   elseif ARGV[at + 1] ~= '{DELETE}' then
     local version = string.format('%0{VERSION_DIGITS}.0f', base + number)
-    wishes[#wishes + 1] = {{row, version, ARGV[at + 1], ARGV[at + 2], was == ''}}
+    writes[#writes + 1] = {{row, version, ARGV[at + 1], ARGV[at + 2], was == ''}}
     version_of[row], outcomes[number] = version, version
   else
-    if was ~= '' then wishes[#wishes + 1] = {{row, base + number, '{DELETE}'}} end
+    if was ~= '' then writes[#writes + 1] = {{row, base + number, '{DELETE}'}} end
     version_of[row], outcomes[number] = '', '0'
   end
 end
-if #wishes == 0 then return table.concat(outcomes, ',') end
+if #writes == 0 then return table.concat(outcomes, ',') end
 
 local common, deleted
-for _, wish in ipairs(wishes) do
-  local row, version, ttl, key = wish[1], wish[2], wish[3], string.sub(wish[1], skip + 1)
+for _, write in ipairs(writes) do
+  local row, version, ttl, key = write[1], write[2], write[3], string.sub(write[1], skip + 1)
   if ttl == '{DELETE}' then
     redis.call('DEL', row)
     redis.call('ZREM', KEYS[2], key)
     redis.call('ZADD', KEYS[3], version, key)
     deleted = true
   else
-    local bytes = version .. ' ' .. nonce .. ' ' .. wish[4]
+    local bytes = version .. ' ' .. nonce .. ' ' .. write[4]
     if ttl == '' then redis.call('SET', row, bytes) else redis.call('SET', row, bytes, 'PX', ttl) end
-    if wish[5] then redis.call('ZADD', KEYS[2], 0, key) end
+    if write[5] then redis.call('ZADD', KEYS[2], 0, key) end
   end
   common = common or key
   while string.sub(key, 1, #common) ~= common do common = string.sub(common, 1, #common - 1) end

@@ -89,12 +89,12 @@ class Statements:
         cursor.execute(self.looks.text, self.looks.values(low=low, high=high))
         return ":".join(map(str, cursor.fetchone()))
 
-    def swap(self, cursor: Any, wish: PendingSwap) -> bool:
+    def swap(self, cursor: Any, write: PendingSwap) -> bool:
         """Do one swap; whether it was done. One that only expects absence takes two statements, in a transaction."""
-        if wish.is_of_nothing:
-            made = PendingSwap(wish.key, ABSENT, wish.new, b"")
-            return self.swap(cursor, made) and self.swap(cursor, PendingSwap(wish.key, wish.new, wish.new, None))
-        statement, values = self._phrase(wish)
+        if write.is_of_nothing:
+            made = PendingSwap(write.key, ABSENT, write.new, b"")
+            return self.swap(cursor, made) and self.swap(cursor, PendingSwap(write.key, write.new, write.new, None))
+        statement, values = self._phrase(write)
         try:
             cursor.execute(statement.text, values)
         except self.driver.errors as error:
@@ -103,27 +103,27 @@ class Statements:
             return False
         return bool(cursor.rowcount)
 
-    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+    def swap_many(self, cursor: Any, writes: Sequence[PendingSwap]) -> set[int]:
         """Do swaps of different keys in an open transaction; the new versions of those that were done."""
         raise NotImplementedError
 
-    def swap_and_commit(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+    def swap_and_commit(self, cursor: Any, writes: Sequence[PendingSwap]) -> set[int]:
         """Do swaps in a transaction of their own."""
         raise NotImplementedError
 
-    def can_all_at_once(self, wishes: Sequence[PendingSwap]) -> bool:  # noqa: ARG002 - a hook
+    def can_all_at_once(self, writes: Sequence[PendingSwap]) -> bool:  # noqa: ARG002 - a hook
         """Whether all or none of them can be done in one request that commits itself."""
         return False
 
-    def swap_all_at_once(self, cursor: Any, wishes: Sequence[PendingSwap]) -> bool:
+    def swap_all_at_once(self, cursor: Any, writes: Sequence[PendingSwap]) -> bool:
         raise NotImplementedError
 
-    def _phrase(self, wish: PendingSwap) -> tuple[Statement, Any]:
-        if wish.value is None:
-            return self.deletes, self.deletes.values(k=wish.key, stale=wish.old)
-        if wish.old == ABSENT:
-            return self.creates, self.creates.values(k=wish.key, v=wish.value, fresh=wish.new)
-        return self.replaces, self.replaces.values(k=wish.key, stale=wish.old, v=wish.value, fresh=wish.new)
+    def _phrase(self, write: PendingSwap) -> tuple[Statement, Any]:
+        if write.value is None:
+            return self.deletes, self.deletes.values(k=write.key, stale=write.old)
+        if write.old == ABSENT:
+            return self.creates, self.creates.values(k=write.key, v=write.value, fresh=write.new)
+        return self.replaces, self.replaces.values(k=write.key, stale=write.old, v=write.value, fresh=write.new)
 
     def _fetch(self, cursor: Any, text: str, values: Any) -> list[Found]:
         cursor.execute(text, values)
@@ -149,20 +149,20 @@ class PostgresStatements(Statements):
     def read(self, cursor: Any, keys: Sequence[bytes]) -> list[Found]:
         return self._fetch(cursor, self._columns, (list(keys),))
 
-    def can_all_at_once(self, wishes: Sequence[PendingSwap]) -> bool:
+    def can_all_at_once(self, writes: Sequence[PendingSwap]) -> bool:
         """Rows that are there can be locked first; whether one can be created shows when it is."""
-        return all(wish.old != ABSENT for wish in wishes)
+        return all(write.old != ABSENT for write in writes)
 
-    def swap_all_at_once(self, cursor: Any, wishes: Sequence[PendingSwap]) -> bool:
-        return bool(self._swap_if(cursor, wishes, needed=len(wishes)))
+    def swap_all_at_once(self, cursor: Any, writes: Sequence[PendingSwap]) -> bool:
+        return bool(self._swap_if(cursor, writes, needed=len(writes)))
 
-    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
-        return self._swap_if(cursor, wishes, needed=0)
+    def swap_many(self, cursor: Any, writes: Sequence[PendingSwap]) -> set[int]:
+        return self._swap_if(cursor, writes, needed=0)
 
     swap_and_commit = swap_many  # a statement alone is a transaction
 
-    def _swap_if(self, cursor: Any, wishes: Sequence[PendingSwap], needed: int) -> set[int]:
-        keys, olds, news, values = (list(column) for column in zip(*wishes, strict=True))
+    def _swap_if(self, cursor: Any, writes: Sequence[PendingSwap], needed: int) -> set[int]:
+        keys, olds, news, values = (list(column) for column in zip(*writes, strict=True))
         cursor.execute(self.batch, {"k": keys, "o": olds, "n": news, "v": values, "needed": needed})
         return {int(new) for (new,) in cursor.fetchall()}
 
@@ -174,21 +174,21 @@ class PostgresStatements(Statements):
 
 # Nothing but the table's name is filled in, and that is a plain word.
 _POSTGRES_BATCH = """
-WITH wish AS MATERIALIZED (
+WITH write AS MATERIALIZED (
   SELECT * FROM unnest(%(k)s::bytea[], %(o)s::bigint[], %(n)s::bigint[], %(v)s::bytea[]) AS one(k, o, n, v)
 ), held AS MATERIALIZED (
-  SELECT stored.key FROM {table} AS stored JOIN wish ON stored.key = wish.k AND stored.version = wish.o
+  SELECT stored.key FROM {table} AS stored JOIN write ON stored.key = write.k AND stored.version = write.o
   ORDER BY stored.key FOR UPDATE OF stored
 ), enough AS MATERIALIZED (
   SELECT count(*) >= %(needed)s::bigint AS yes FROM held
 ), replaced AS (
-  UPDATE {table} AS stored SET value = wish.v, version = wish.n FROM wish JOIN held ON held.key = wish.k, enough
-  WHERE stored.key = wish.k AND wish.v IS NOT NULL AND enough.yes RETURNING wish.n
+  UPDATE {table} AS stored SET value = write.v, version = write.n FROM write JOIN held ON held.key = write.k, enough
+  WHERE stored.key = write.k AND write.v IS NOT NULL AND enough.yes RETURNING write.n
 ), deleted AS (
-  DELETE FROM {table} AS stored USING wish JOIN held ON held.key = wish.k, enough
-  WHERE stored.key = wish.k AND wish.v IS NULL AND enough.yes RETURNING wish.n
+  DELETE FROM {table} AS stored USING write JOIN held ON held.key = write.k, enough
+  WHERE stored.key = write.k AND write.v IS NULL AND enough.yes RETURNING write.n
 ), created AS (
-  INSERT INTO {table} (key, value, version) SELECT k, v, n FROM wish WHERE o = 0 AND v IS NOT NULL ORDER BY k
+  INSERT INTO {table} (key, value, version) SELECT k, v, n FROM write WHERE o = 0 AND v IS NOT NULL ORDER BY k
   ON CONFLICT DO NOTHING RETURNING version
 )
 SELECT n FROM replaced UNION ALL SELECT n FROM deleted UNION ALL SELECT version FROM created
@@ -211,15 +211,15 @@ class MysqlStatements(Statements):
         # With keys that fit, a row that exists is the only thing there is to ignore; and an error would end the batch.
         return insert(rows).values(**written).prefix_with("IGNORE")
 
-    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
-        return self._request(cursor, wishes, alone=False)
+    def swap_many(self, cursor: Any, writes: Sequence[PendingSwap]) -> set[int]:
+        return self._request(cursor, writes, alone=False)
 
-    def swap_and_commit(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
-        return self._request(cursor, wishes, alone=True)
+    def swap_and_commit(self, cursor: Any, writes: Sequence[PendingSwap]) -> set[int]:
+        return self._request(cursor, writes, alone=True)
 
-    def _request(self, cursor: Any, wishes: Sequence[PendingSwap], alone: bool) -> set[int]:
-        ordered = sorted(wishes)  # in the order of the keys, so that batches do not lock each other out
-        phrases = [self._phrase(wish) for wish in ordered]
+    def _request(self, cursor: Any, writes: Sequence[PendingSwap], alone: bool) -> set[int]:
+        ordered = sorted(writes)  # in the order of the keys, so that batches do not lock each other out
+        phrases = [self._phrase(write) for write in ordered]
         texts = [statement.text for statement, _ in phrases]
         if alone:
             texts = ["START TRANSACTION", *texts, "COMMIT"]
@@ -252,37 +252,37 @@ class OracleStatements(Statements):
             found += self._fetch(cursor, self.reads[size].text, self.reads[size].values(**named))
         return found
 
-    def swap_and_commit(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
+    def swap_and_commit(self, cursor: Any, writes: Sequence[PendingSwap]) -> set[int]:
         self.driver.begin(cursor)
-        done = self.swap_many(cursor, wishes)
+        done = self.swap_many(cursor, writes)
         self.driver.commit(cursor)
         return done
 
-    def swap_many(self, cursor: Any, wishes: Sequence[PendingSwap]) -> set[int]:
-        ordered = sorted(wishes)
-        done = self._create_many(cursor, [wish for wish in ordered if wish.old == ABSENT])
+    def swap_many(self, cursor: Any, writes: Sequence[PendingSwap]) -> set[int]:
+        ordered = sorted(writes)
+        done = self._create_many(cursor, [write for write in ordered if write.old == ABSENT])
         done |= self._change_many(cursor, self.replaces, [w for w in ordered if w.old and w.value is not None])
         done |= self._change_many(cursor, self.deletes, [w for w in ordered if w.old and w.value is None])
         return done
 
-    def _create_many(self, cursor: Any, wishes: list[PendingSwap]) -> set[int]:
-        if not wishes:
+    def _create_many(self, cursor: Any, writes: list[PendingSwap]) -> set[int]:
+        if not writes:
             return set()
-        cursor.executemany(self.creates.text, [self._phrase(wish)[1] for wish in wishes], batcherrors=True)
+        cursor.executemany(self.creates.text, [self._phrase(write)[1] for write in writes], batcherrors=True)
         failed = {error.offset: error.code for error in cursor.getbatcherrors()}
         if any(code != 1 for code in failed.values()):  # ORA-00001: there is such a row
             raise self.driver.errors[0](f"{len(failed)} rows could not be written: {sorted(set(failed.values()))}")
-        return {wish.new for number, wish in enumerate(wishes) if number not in failed}
+        return {write.new for number, write in enumerate(writes) if number not in failed}
 
-    def _change_many(self, cursor: Any, statement: Statement, wishes: list[PendingSwap]) -> set[int]:
-        if not wishes:
+    def _change_many(self, cursor: Any, statement: Statement, writes: list[PendingSwap]) -> set[int]:
+        if not writes:
             return set()
-        cursor.executemany(statement.text, [self._phrase(wish)[1] for wish in wishes], arraydmlrowcounts=True)
-        return _done(wishes, cursor.getarraydmlrowcounts())
+        cursor.executemany(statement.text, [self._phrase(write)[1] for write in writes], arraydmlrowcounts=True)
+        return _done(writes, cursor.getarraydmlrowcounts())
 
 
-def _done(wishes: Iterable[PendingSwap], counts: Iterable[int]) -> set[int]:
-    return {wish.new for wish, count in zip(wishes, counts, strict=True) if count}
+def _done(writes: Iterable[PendingSwap], counts: Iterable[int]) -> set[int]:
+    return {write.new for write, count in zip(writes, counts, strict=True) if count}
 
 
 def statements_for(rows: Table, driver: Driver) -> Statements:
@@ -325,38 +325,38 @@ class SwapAttempt(ABC):
     @abstractmethod
     def undo(self) -> None: ...
 
-    def swap_each(self, wishes: Sequence[PendingSwap]) -> list[Outcome]:
-        if not are_plain(wishes):
-            return self._one_by_one(wishes)
+    def swap_each(self, writes: Sequence[PendingSwap]) -> list[Outcome]:
+        if not are_plain(writes):
+            return self._one_by_one(writes)
         self.committing = self.alone
-        if len(wishes) == 1:
-            return [outcome_of(wishes[0], self.statements.swap(self.cursor, wishes[0]))]
+        if len(writes) == 1:
+            return [outcome_of(writes[0], self.statements.swap(self.cursor, writes[0]))]
         swap = self.statements.swap_and_commit if self.alone else self.statements.swap_many
-        news = swap(self.cursor, wishes)
-        return [outcome_of(wish, wish.new in news) for wish in wishes]
+        news = swap(self.cursor, writes)
+        return [outcome_of(write, write.new in news) for write in writes]
 
-    def swap_all(self, wishes: Sequence[PendingSwap]) -> Outcome:
-        if self.alone and are_plain(wishes) and self.statements.can_all_at_once(wishes):
+    def swap_all(self, writes: Sequence[PendingSwap]) -> Outcome:
+        if self.alone and are_plain(writes) and self.statements.can_all_at_once(writes):
             self.committing = True
-            return highest(wishes) if self.statements.swap_all_at_once(self.cursor, wishes) else CONFLICT
+            return highest(writes) if self.statements.swap_all_at_once(self.cursor, writes) else CONFLICT
         self.begin()
-        if self._do_all(wishes):
+        if self._do_all(writes):
             self.commit()
-            return highest(wishes)
+            return highest(writes)
         self.undo()
         return CONFLICT
 
-    def _one_by_one(self, wishes: Sequence[PendingSwap]) -> list[Outcome]:
+    def _one_by_one(self, writes: Sequence[PendingSwap]) -> list[Outcome]:
         """Several swaps of one key are judged in their order."""
         self.begin()
-        outcomes = [outcome_of(wish, self.statements.swap(self.cursor, wish)) for wish in wishes]
+        outcomes = [outcome_of(write, self.statements.swap(self.cursor, write)) for write in writes]
         self.commit()
         return outcomes
 
-    def _do_all(self, wishes: Sequence[PendingSwap]) -> bool:
-        if not are_plain(wishes):
-            return all(self.statements.swap(self.cursor, wish) for wish in wishes)
-        parts = list(requests(wishes))
+    def _do_all(self, writes: Sequence[PendingSwap]) -> bool:
+        if not are_plain(writes):
+            return all(self.statements.swap(self.cursor, write) for write in writes)
+        parts = list(requests(writes))
         return all(len(self.statements.swap_many(self.cursor, part)) == len(part) for part in parts)
 
 
@@ -391,39 +391,39 @@ class JoinedChange(SwapAttempt):
         self.cursor.execute("ROLLBACK TO SAVEPOINT pxrs")
 
 
-def are_plain(wishes: Sequence[PendingSwap]) -> bool:
+def are_plain(writes: Sequence[PendingSwap]) -> bool:
     """Whether their order does not matter, and each is one statement."""
-    if len(wishes) == 1:
-        return not wishes[0].is_of_nothing
-    return len({wish.key for wish in wishes}) == len(wishes) and not any(wish.is_of_nothing for wish in wishes)
+    if len(writes) == 1:
+        return not writes[0].is_of_nothing
+    return len({write.key for write in writes}) == len(writes) and not any(write.is_of_nothing for write in writes)
 
 
-def requests(wishes: Sequence[PendingSwap]) -> Iterator[list[PendingSwap]]:
+def requests(writes: Sequence[PendingSwap]) -> Iterator[list[PendingSwap]]:
     """Cut swaps into requests, in their order: the wake-up row comes last."""
     part: list[PendingSwap] = []
     size = 0
-    for wish in wishes:
-        more = len(wish.key) + len(wish.value or b"")
+    for write in writes:
+        more = len(write.key) + len(write.value or b"")
         if part and (len(part) == ROWS_PER_REQUEST or size + more > BYTES_PER_REQUEST):
             yield part
             part, size = [], 0
-        part.append(wish)
+        part.append(write)
         size += more
     if part:
         yield part
 
 
-def outcome_of(wish: PendingSwap, was_done: bool) -> Outcome:
+def outcome_of(write: PendingSwap, was_done: bool) -> Outcome:
     if not was_done:
         return CONFLICT
-    return done(ABSENT if wish.value is None else wish.new)
+    return done(ABSENT if write.value is None else write.new)
 
 
-def highest(wishes: Sequence[PendingSwap]) -> Outcome:
-    return done(max((wish.new for wish in wishes if wish.value is not None), default=ABSENT))
+def highest(writes: Sequence[PendingSwap]) -> Outcome:
+    return done(max((write.new for write in writes if write.value is not None), default=ABSENT))
 
 
-def wishes_of(swaps: Sequence[Swap], least_key: bytes) -> list[PendingSwap]:
+def pending_writes(swaps: Sequence[Swap], least_key: bytes) -> list[PendingSwap]:
     return [PendingSwap(encoded(key, least_key), expect, new_version(), value) for key, expect, value, _ in swaps]
 
 

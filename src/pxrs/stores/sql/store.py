@@ -39,9 +39,9 @@ from pxrs.stores.sql.statements import (
     highest,
     key_range,
     outcome_of,
+    pending_writes,
     requests,
     statements_for,
-    wishes_of,
 )
 from pxrs.stores.sql.tables import Tables
 
@@ -132,32 +132,32 @@ class SqlStore(Store):
         return as_rows(self._asking(lambda cursor: self._statements.scan(cursor, low, high)))
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
-        wishes = wishes_of(swaps, self._driver.least_key)
-        if len(wishes) == 1 and not wishes[0].is_of_nothing:
-            return [self._alone(wishes[0])]
+        writes = pending_writes(swaps, self._driver.least_key)
+        if len(writes) == 1 and not writes[0].is_of_nothing:
+            return [self._alone(writes[0])]
         outcomes: list[Outcome] = []
-        for part in requests(wishes):
+        for part in requests(writes):
             try:
                 outcomes += self._each(part)
             except Unavailable as error:
                 if not outcomes:
                     raise
                 # The parts before this one are done, and the caller must hear of it.
-                return outcomes + [unknown(str(error))] * (len(wishes) - len(outcomes))
+                return outcomes + [unknown(str(error))] * (len(writes) - len(outcomes))
         return outcomes
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
         if len(swaps) > self.max_atomic:
             raise Refused(f"{len(swaps)} rows in one atomic swap: {self.address} takes {self.max_atomic}")
-        wishes = wishes_of(swaps, self._driver.least_key)
-        if not wishes:
+        writes = pending_writes(swaps, self._driver.least_key)
+        if not writes:
             return done(ABSENT)
         deadline = self._connections.deadline()
         try:
-            return self._changing(lambda change: change.swap_all(wishes), deadline)
+            return self._changing(lambda change: change.swap_all(writes), deadline)
         except _Doubt as doubt:
-            mine = self._versions_that_stand(wishes, deadline)
-            return highest(wishes) if mine else unknown(str(doubt))
+            mine = self._versions_that_exist(writes, deadline)
+            return highest(writes) if mine else unknown(str(doubt))
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:
         deadline = Deadline(timeout)
@@ -173,28 +173,28 @@ class SqlStore(Store):
     def close(self) -> None:
         self._connections.close()
 
-    def _alone(self, wish: PendingSwap) -> Outcome:
+    def _alone(self, write: PendingSwap) -> Outcome:
         """Swap by one statement that commits itself: without an answer it may always have been done."""
         deadline = self._connections.deadline()
         while True:
             try:
-                return outcome_of(wish, self._connections.run(self._commit_alone, deadline, wish))
+                return outcome_of(write, self._connections.run(self._commit_alone, deadline, write))
             except Trouble as trouble:
                 if trouble.sort is Sort.LOST:
-                    mine = self._versions_that_stand([wish], deadline)
-                    return outcome_of(wish, True) if mine else unknown(f"{self.address}: {trouble}")
+                    mine = self._versions_that_exist([write], deadline)
+                    return outcome_of(write, True) if mine else unknown(f"{self.address}: {trouble}")
                 self._back_off(trouble, deadline)
 
-    def _commit_alone(self, cursor: Any, wish: PendingSwap) -> bool:
-        return self._statements.swap(cursor, wish)
+    def _commit_alone(self, cursor: Any, write: PendingSwap) -> bool:
+        return self._statements.swap(cursor, write)
 
-    def _each(self, wishes: list[PendingSwap]) -> list[Outcome]:
+    def _each(self, writes: list[PendingSwap]) -> list[Outcome]:
         deadline = self._connections.deadline()
         try:
-            return self._changing(lambda change: change.swap_each(wishes), deadline)
+            return self._changing(lambda change: change.swap_each(writes), deadline)
         except _Doubt as doubt:
-            mine = self._versions_that_stand(wishes, deadline)
-            return [done(wish.new) if wish.new in mine else unknown(str(doubt)) for wish in wishes]
+            mine = self._versions_that_exist(writes, deadline)
+            return [done(write.new) if write.new in mine else unknown(str(doubt)) for write in writes]
 
     def _changing(self, work: Callable[[SwapAttempt], T], deadline: Deadline) -> T:
         """Do it in one transaction. Deadlocks, and connections that break before the commit, are tried again."""
@@ -227,16 +227,16 @@ class SqlStore(Store):
             raise self._as_error(trouble) from trouble
         self._connections.pause(random.uniform(*_BACK_OFF_SECONDS))
 
-    def _versions_that_stand(self, wishes: Sequence[PendingSwap], deadline: Deadline) -> set[int]:
+    def _versions_that_exist(self, writes: Sequence[PendingSwap], deadline: Deadline) -> set[int]:
         """Read rows after a commit without an answer: those that have the version that only we can have written."""
         if deadline.left <= 0:
             return set()
-        keys = [wish.key for wish in wishes if wish.value is not None]
+        keys = [write.key for write in writes if write.value is not None]
         try:
             rows = self._connections.run(lambda cursor: self._statements.read(cursor, keys), deadline)
         except (Trouble, PxrsError):
             return set()
-        return {version for _, _, version in rows} & {wish.new for wish in wishes}
+        return {version for _, _, version in rows} & {write.new for write in writes}
 
     def _as_error(self, trouble: Trouble) -> PxrsError:
         if trouble.sort is Sort.OTHER_TABLE:
@@ -287,15 +287,15 @@ class _JoinedStore(Store):
             return as_rows(self._statements.scan(cursor, *key_range(prefix, self._driver.least_key)))
 
     def swap_each(self, swaps: Sequence[Swap]) -> list[Outcome]:
-        wishes = wishes_of(swaps, self._driver.least_key)
+        writes = pending_writes(swaps, self._driver.least_key)
         with self._joined() as cursor:
             change = JoinedChange(self._statements).over(cursor)
-            return [outcome for part in requests(wishes) for outcome in change.swap_each(part)]
+            return [outcome for part in requests(writes) for outcome in change.swap_each(part)]
 
     def swap_all(self, swaps: Sequence[Swap]) -> Outcome:
-        wishes = wishes_of(swaps, self._driver.least_key)
+        writes = pending_writes(swaps, self._driver.least_key)
         with self._joined() as cursor:
-            return JoinedChange(self._statements).over(cursor).swap_all(wishes) if wishes else done(ABSENT)
+            return JoinedChange(self._statements).over(cursor).swap_all(writes) if writes else done(ABSENT)
 
     def wait(self, prefix: str, after: int, timeout: float) -> int:  # noqa: ARG002 - refused, whatever is asked
         raise Refused("a transaction is no place to wait in: ask the store itself")

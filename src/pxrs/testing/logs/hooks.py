@@ -14,7 +14,7 @@ from pxrs.settings import Settings
 from pxrs.testing.stores.hooks import Background
 
 OpenLog = Callable[..., Log]
-"""``open_log(name="q", create=True, settings=None, **wish)``: the same name is the same log, however often opened."""
+"""``open_log(name="q", create=True, settings=None, **options)``: the same name is the same log."""
 
 SMALL = Settings(segment_bytes=1, durability="flush", delete_delay_ms=0)
 """Settings with which a log stores its batches in several chunks, so that some can be trimmed at once."""
@@ -36,11 +36,11 @@ class LogPromises:
     """Names that no sibling of a log may have."""
 
     def make_log(
-        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any
+        self, place: Path, name: str = "q", create: bool = True, settings: Settings | None = None, **options: Any
     ) -> Log:
         """Open the log of this name; the same place and name are the same log.
 
-        ``wish`` holds what ``pxrs.logs.base.Wish`` takes; ``settings`` are the log's, None means the usual ones of
+        ``options`` are for ``pxrs.logs.base.OpenOptions``; ``settings`` are the log's, None means the usual ones of
         this test class. The name that the log's identity records ends with ``name``.
         """
         raise NotImplementedError
@@ -51,8 +51,8 @@ def opener(suite: LogPromises, place: Path) -> Iterator[OpenLog]:
     """A function that opens logs in one place; all of them are closed at the end."""
     opened: list[Log] = []
 
-    def open_log(name: str = "q", create: bool = True, settings: Settings | None = None, **wish: Any) -> Log:
-        opened.append(suite.make_log(place, name, create, settings, **wish))
+    def open_log(name: str = "q", create: bool = True, settings: Settings | None = None, **options: Any) -> Log:
+        opened.append(suite.make_log(place, name, create, settings, **options))
         return opened[-1]
 
     try:

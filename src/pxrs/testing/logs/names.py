@@ -28,10 +28,10 @@ class NamePromises(LogPromises):
 
     def test_b67_another_count_or_hash_is_refused(self, open_log: OpenLog) -> None:
         open_log(partitions=8, hash="sha256", reduce="pmod")
-        wishes: list[dict[str, object]] = [{"partitions": 4}, {"hash": "xxh64"}, {"reduce": "jump"}]
-        for wish in wishes:
+        others: list[dict[str, object]] = [{"partitions": 4}, {"hash": "xxh64"}, {"reduce": "jump"}]
+        for options in others:
             with pytest.raises(Mismatch, match=r"8|sha256|pmod"):
-                open_log(**wish)
+                open_log(**options)
 
     def test_a_log_that_is_not_there_is_named(self, open_log: OpenLog) -> None:
         for _ in range(2):

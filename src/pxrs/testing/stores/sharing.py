@@ -49,14 +49,14 @@ class SharingPromises(Promises):
         assert value_of(store, "count") == b"%d" % len(versions), "an update was lost"
 
     def test_threads_that_race_to_create_have_one_winner_for_each_row(self, store: Store, second: Store) -> None:
-        wishes = [f"race/{number}" for number in range(32)]
+        wanted = [f"race/{number}" for number in range(32)]
 
         def claim(number: int) -> list[str]:
             handle = (store, second)[number % 2]
-            return [key for key in wishes if swap(handle, key, ABSENT, b"%d" % number).verdict is Verdict.DONE]
+            return [key for key in wanted if swap(handle, key, ABSENT, b"%d" % number).verdict is Verdict.DONE]
 
         won = self._race(claim)
-        assert Counter(key for keys in won for key in keys) == Counter(wishes)
+        assert Counter(key for keys in won for key in keys) == Counter(wanted)
         for number, keys in enumerate(won):
             assert {value_of(store, key) for key in keys} <= {b"%d" % number}
 
