@@ -89,7 +89,7 @@ def _sparse(array: pa.Array) -> Iterable[Any]:
     return repeat(None, len(array)) if array.null_count == len(array) else values_of(array)
 
 
-def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) -> Iterator[HandlerCall]:
+def calls(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) -> Iterator[HandlerCall]:
     """Cut a batch into what single calls of a handler of lists or Arrow batches get."""
     if not batch.num_rows:
         return
@@ -100,11 +100,11 @@ def parcels(batch: pa.RecordBatch, partition: int, deliver: Deliver, rows: int) 
         yield HandlerCall(payload, first + start, first + start + part.num_rows)
 
 
-def singles(batch: pa.RecordBatch, parcel: HandlerCall, partition: int, deliver: Deliver) -> Iterator[HandlerCall]:
+def singles(batch: pa.RecordBatch, call: HandlerCall, partition: int, deliver: Deliver) -> Iterator[HandlerCall]:
     """The same messages again, each alone: so one bad message is found among its neighbours."""
     first: int = batch.column("offset")[0].as_py()
-    part = batch.slice(parcel.start - first, parcel.end - parcel.start)
-    return parcels(part, partition, deliver, 1)
+    part = batch.slice(call.start - first, call.end - call.start)
+    return calls(part, partition, deliver, 1)
 
 
 def message_at(batch: pa.RecordBatch, offset: int, partition: int) -> Message:
@@ -112,10 +112,10 @@ def message_at(batch: pa.RecordBatch, offset: int, partition: int) -> Message:
     return next(messages_of(batch.slice(offset - first, 1), partition))
 
 
-def message_of(batch: pa.RecordBatch, parcel: HandlerCall, partition: int) -> Message:
-    """The message of a parcel with a single one, however it was delivered."""
-    found = parcel.payload
-    return found if isinstance(found, Message) else message_at(batch, parcel.start, partition)
+def message_of(batch: pa.RecordBatch, call: HandlerCall, partition: int) -> Message:
+    """The message of a call with a single message, however it is delivered."""
+    found = call.payload
+    return found if isinstance(found, Message) else message_at(batch, call.start, partition)
 
 
 def check_deliver(deliver: str) -> None:

@@ -291,14 +291,14 @@ class SinkWorker(Worker):
         first = self.position or 0
         return not own.num_rows or self._rescue_one_by_one(own, HandlerCall(own, first, first + own.num_rows), error)
 
-    def _try_again(self, parcel: HandlerCall, attempt: int) -> BaseException | None:
-        found = super()._try_again(parcel, attempt)
+    def _try_again(self, call: HandlerCall, attempt: int) -> BaseException | None:
+        found = super()._try_again(call, attempt)
         if not self._alone or found is not None:
             return found
-        self.position = parcel.end
+        self.position = call.end
         try:
             self._flush()
         except _NotTaken as error:
-            self.position, self._outputs = parcel.start, []
+            self.position, self._outputs = call.start, []
             return error.__cause__
         return None

@@ -227,7 +227,7 @@ class Worker:
     def _handle_batch(self, batch: pa.RecordBatch) -> None:
         began = self._job.clock.monotonic()
         try:
-            handle = self._handle_messages if self._job.deliver == "message" else self._handle_parcels
+            handle = self._handle_messages if self._job.deliver == "message" else self._handle_calls
             handle(self._own(batch))
         finally:
             self.busy_since = None
@@ -260,20 +260,20 @@ class Worker:
             if after >= self._commit_at:
                 self._tell()
 
-    def _handle_parcels(self, batch: pa.RecordBatch) -> None:
+    def _handle_calls(self, batch: pa.RecordBatch) -> None:
         job = self._job
-        for parcel in delivery.parcels(batch, self.grant.partition, job.deliver, job.settings.deliver_rows):
+        for call in delivery.calls(batch, self.grant.partition, job.deliver, job.settings.deliver_rows):
             if not self._may_take():
                 return
             self.busy_since = job.clock.monotonic()
             try:
-                self._keep(job.handler(parcel.payload, self._context))
+                self._keep(job.handler(call.payload, self._context))
             except LEAVES:
                 raise
             except BaseException as error:
-                if not self._rescue(batch, parcel, error):
+                if not self._rescue(batch, call, error):
                     return
-            self._advance(parcel.end)
+            self._advance(call.end)
 
     def _keep(self, output: Any) -> None:
         """Ignore the result of a handler; a worker with a sink writes it."""
@@ -307,33 +307,33 @@ class Worker:
 
     # ---- failures -----------------------------------------------------------------------------------------------
 
-    def _rescue(self, batch: pa.RecordBatch, parcel: HandlerCall, error: BaseException) -> bool:
+    def _rescue(self, batch: pa.RecordBatch, call: HandlerCall, error: BaseException) -> bool:
         """Try again, then let the policy decide. False: this thread shall stop here, the message is not done."""
         if isinstance(error, StopConsuming):
             return self._leave()
         found: BaseException | None = error
-        if parcel.end - parcel.start > 1:
-            return self._rescue_one_by_one(batch, parcel, error)
+        if call.end - call.start > 1:
+            return self._rescue_one_by_one(batch, call, error)
         tries = 1
         while found is not None and tries < self._job.settings.tries:
             if not self._back_off(tries):
                 return False
             tries += 1
-            found = self._try_again(parcel, tries)
+            found = self._try_again(call, tries)
             if isinstance(found, StopConsuming):
                 return self._leave()
-        return found is None or self._settle(batch, parcel, found, tries)
+        return found is None or self._settle(batch, call, found, tries)
 
     def _leave(self) -> bool:
         self._halt = True
         self._job.link.stop()
         return False
 
-    def _rescue_one_by_one(self, batch: pa.RecordBatch, parcel: HandlerCall, error: BaseException) -> bool:
+    def _rescue_one_by_one(self, batch: pa.RecordBatch, call: HandlerCall, error: BaseException) -> bool:
         """Hand the messages over one by one: one bad message must not take its neighbours with it."""
-        rows = parcel.end - parcel.start
+        rows = call.end - call.start
         logger.warning("handler failed on %d messages, trying them one by one: %s", rows, error_text(error))
-        for single in delivery.singles(batch, parcel, self.grant.partition, self._job.deliver):
+        for single in delivery.singles(batch, call, self.grant.partition, self._job.deliver):
             if not self._may_take():
                 return False
             found = self._try_again(single, 1)
@@ -342,10 +342,10 @@ class Worker:
             self._advance(single.end)
         return True
 
-    def _try_again(self, parcel: HandlerCall, attempt: int) -> BaseException | None:
+    def _try_again(self, call: HandlerCall, attempt: int) -> BaseException | None:
         self._tally.retried += 1
         try:
-            self._keep(self._job.handler(parcel.payload, self._context._replace(attempt=attempt)))
+            self._keep(self._job.handler(call.payload, self._context._replace(attempt=attempt)))
         except LEAVES:
             raise
         except BaseException as error:
@@ -364,8 +364,8 @@ class Worker:
         """Also a retry is work: none may begin once others could have taken the partition over."""
         return not (self._halt or self._paused or self._job.clock.monotonic() >= self._job.alive_until)
 
-    def _settle(self, batch: pa.RecordBatch, parcel: HandlerCall, error: BaseException, tries: int) -> bool:
-        policy, where = self._job.settings.on_failure, f"partition {self.grant.partition} offset {parcel.start}"
+    def _settle(self, batch: pa.RecordBatch, call: HandlerCall, error: BaseException, tries: int) -> bool:
+        policy, where = self._job.settings.on_failure, f"partition {self.grant.partition} offset {call.start}"
         if policy == "stop":
             failure = HandlerFailed(f"{where}: handler failed {tries} times, last with {error_text(error)}")
             failure.__cause__ = error
@@ -376,7 +376,7 @@ class Worker:
             self._tally.skipped += 1
             logger.error("skipped %s after %d tries: %s", where, tries, error_text(error))
             return True
-        message = delivery.message_of(batch, parcel, self.grant.partition)
+        message = delivery.message_of(batch, call, self.grant.partition)
         if is_kept := self._put_aside(message, error, tries):
             logger.error("dead-lettered %s after %d tries: %s", where, tries, error_text(error))
         return is_kept
