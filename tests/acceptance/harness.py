@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Line = dict[str, Any]
 
 
-class Town:
+class Scenario:
     """A queue with file log and SQLite registry, its member processes, and the lines that they write."""
 
     def __init__(self, directory: Path, partitions: int = 8, **settings: Any) -> None:
@@ -94,7 +94,7 @@ class Town:
             process.wait(DEADLINE)
         self.queue.close()
 
-    def __enter__(self) -> Town:
+    def __enter__(self) -> Scenario:
         return self
 
     def __exit__(self, *_: object) -> None:

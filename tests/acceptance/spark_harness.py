@@ -20,7 +20,7 @@ import pytest
 
 from pxrs.model import Owner, Tenure
 from pxrs.testing.faults.checker import check
-from tests.acceptance.harness import DEADLINE, ROOT, Line, Town, eventually
+from tests.acceptance.harness import DEADLINE, ROOT, Line, Scenario, eventually
 from tests.acceptance.spark_output import Evidence, Message, Place, Row, check_output, count_rows, read_rows
 
 START_DEADLINE = 180.0
@@ -69,24 +69,24 @@ class Application(NamedTuple):
 class Hold(NamedTuple):
     """One batch of one application that waits at a gate."""
 
-    town: SparkTown
+    scenario: SparkScenario
     member: str
     point: str
     mark: int
 
     def await_held(self) -> Line:
         def found() -> list[Line]:
-            return self.town.since(self.mark, "held", by=self.member, point=self.point)
+            return self.scenario.since(self.mark, "held", by=self.member, point=self.point)
 
         eventually(found, f"a batch of {self.member} at the gate {self.point}")
         return found()[0]
 
     def release(self) -> None:
-        for path in self.town.gates.glob(f"{self.member}.{self.point}*"):
+        for path in self.scenario.gates.glob(f"{self.member}.{self.point}*"):
             path.unlink(missing_ok=True)
 
 
-class SparkTown(Town):
+class SparkScenario(Scenario):
     """A queue, the Spark applications that share it, and the directory of their output."""
 
     def __init__(self, directory: Path) -> None:
@@ -103,7 +103,7 @@ class SparkTown(Town):
 
     # ---- who is there ----------------------------------------------------------------------------------------------
 
-    def crew(self, *names: str) -> None:
+    def run_only(self, *names: str) -> None:
         """Exactly these applications run, and share the partitions. Those that run already go on."""
         self._mend()
         for name in [name for name in self.applications if name not in names]:
@@ -268,8 +268,8 @@ class SparkTown(Town):
         super().close()
 
 
-class MixedTown(SparkTown):
-    """A town where some applications are streaming queries."""
+class MixedScenario(SparkScenario):
+    """A scenario where some applications are streaming queries."""
 
     def prove(self) -> None:
         """A streaming query tells of a claim with its first batch: so each partition gets a message."""

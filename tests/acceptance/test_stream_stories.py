@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.acceptance.harness import DEADLINE, ROOT, eventually, registry_is_free
-from tests.acceptance.spark_harness import COMMON, Application, MixedTown, is_alive, places_of
+from tests.acceptance.spark_harness import COMMON, Application, MixedScenario, is_alive, places_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.xdist_group("spark-stories")]
 
@@ -30,8 +30,8 @@ SETTINGS = {"lease_ms": 3_000, "poll_ms": COMMON["poll_ms"], "revoke_timeout_ms"
 OPTIONS = {"pxrs.max.batch.ms": "8000"}
 
 
-class StreamTown(MixedTown):
-    """A town where some applications are streaming queries."""
+class StreamScenario(MixedScenario):
+    """A scenario where some applications are streaming queries."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -86,12 +86,12 @@ def _stands(process: psutil.Process) -> bool:
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamTown]:
-    town = StreamTown(tmp_path_factory.mktemp("streams"))
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StreamScenario]:
+    scenario = StreamScenario(tmp_path_factory.mktemp("streams"))
     try:
-        yield town
+        yield scenario
     finally:
-        town.close()
+        scenario.close()
 
 
 def kill_everything(application: Application) -> None:
@@ -103,128 +103,130 @@ def kill_everything(application: Application) -> None:
             process.kill()
 
 
-def test_a_stream_and_a_pipeline_share_a_group(town: StreamTown) -> None:
-    town.crew("A", "S")
-    town.post(400)
-    town.prove()
-    assert Counter(town.owners().values()) == {"A": 4, "S": 4}
-    engines = {line.member: (line.engine, line.jvm) for line in town.queue.group("g").members()}
+def test_a_stream_and_a_pipeline_share_a_group(scenario: StreamScenario) -> None:
+    scenario.run_only("A", "S")
+    scenario.post(400)
+    scenario.prove()
+    assert Counter(scenario.owners().values()) == {"A": 4, "S": 4}
+    engines = {line.member: (line.engine, line.jvm) for line in scenario.queue.group("g").members()}
     assert engines == {
-        "A": ("spark", str(town.applications["A"].jvm.pid)),
-        "S": ("spark-stream", str(town.applications["S"].jvm.pid)),
+        "A": ("spark", str(scenario.applications["A"].jvm.pid)),
+        "S": ("spark-stream", str(scenario.applications["S"].jvm.pid)),
     }
 
 
-def test_a_stream_whose_jvm_hangs_loses_its_partitions_although_its_member_beats(town: StreamTown) -> None:
-    town.crew("A", "S")
-    hold = town.hold("S", "staged")
-    town.post(400)
+def test_a_stream_whose_jvm_hangs_loses_its_partitions_although_its_member_beats(scenario: StreamScenario) -> None:
+    scenario.run_only("A", "S")
+    hold = scenario.hold("S", "staged")
+    scenario.post(400)
     held = hold.await_held()
-    stuck = town.applications["S"]
+    stuck = scenario.applications["S"]
     stuck.jvm.suspend()
-    town.await_owners("A")
-    town.await_done()
-    states = {line.member: line.state for line in town.queue.group("g").members()}
+    scenario.await_owners("A")
+    scenario.await_done()
+    states = {line.member: line.state for line in scenario.queue.group("g").members()}
     assert states["S"] == "stalled", "it is alive, and has said so itself"
-    checkpoints = town.checkpoints()
+    checkpoints = scenario.checkpoints()
     hold.release()
-    eventually(lambda: town.outcomes("S", held), "S's driver to hear what became of its commit")
-    assert town.outcomes("S", held) == ["refused"] and town.checkpoints() == checkpoints
+    eventually(lambda: scenario.outcomes("S", held), "S's driver to hear what became of its commit")
+    assert scenario.outcomes("S", held) == ["refused"] and scenario.checkpoints() == checkpoints
     stuck.jvm.resume()
-    town.await_owners("A", "S")
-    town.prove()
-    assert town.rows_of(held) == [] == town.staged(held)
+    scenario.await_owners("A", "S")
+    scenario.prove()
+    assert scenario.rows_of(held) == [] == scenario.staged(held)
 
 
-def test_a_stream_stopped_as_a_whole_past_its_lease_has_its_late_batch_refused(town: StreamTown) -> None:
-    town.crew("A", "S")
-    hold = town.hold("S", "staged")
-    town.post(400)
+def test_a_stream_stopped_as_a_whole_past_its_lease_has_its_late_batch_refused(scenario: StreamScenario) -> None:
+    scenario.run_only("A", "S")
+    hold = scenario.hold("S", "staged")
+    scenario.post(400)
     held = hold.await_held()
-    with town.frozen("S"):
-        town.await_owners("A")
-        town.await_done()
-        checkpoints = town.checkpoints()
-        assert "S" not in {line.member for line in town.queue.group("g").members()}, "it is taken for dead"
+    with scenario.frozen("S"):
+        scenario.await_owners("A")
+        scenario.await_done()
+        checkpoints = scenario.checkpoints()
+        assert "S" not in {line.member for line in scenario.queue.group("g").members()}, "it is taken for dead"
         hold.release()
-    eventually(lambda: town.outcomes("S", held), "S's driver to hear what became of its commit")
-    assert town.outcomes("S", held) == ["refused"] and town.checkpoints() == checkpoints
-    town.await_owners("A", "S")
-    town.post(200)
-    town.prove()
-    assert town.rows_of(held) == [] == town.staged(held)
+    eventually(lambda: scenario.outcomes("S", held), "S's driver to hear what became of its commit")
+    assert scenario.outcomes("S", held) == ["refused"] and scenario.checkpoints() == checkpoints
+    scenario.await_owners("A", "S")
+    scenario.post(200)
+    scenario.prove()
+    assert scenario.rows_of(held) == [] == scenario.staged(held)
 
 
-def test_b74_a_stream_killed_before_its_commit_and_restarted_after_the_others_moved_on(town: StreamTown) -> None:
-    town.crew("A", "S")
-    hold = town.hold("S", "staged")
-    town.post(400)
+def test_b74_a_stream_killed_before_its_commit_and_restarted_after_the_others_moved_on(
+    scenario: StreamScenario,
+) -> None:
+    scenario.run_only("A", "S")
+    hold = scenario.hold("S", "staged")
+    scenario.post(400)
     held = hold.await_held()
-    assert town.unfinished() == {held["batch"]}, "planned, and not done"
-    kill_everything(town.lose("S"))
+    assert scenario.unfinished() == {held["batch"]}, "planned, and not done"
+    kill_everything(scenario.lose("S"))
     hold.release()
-    town.await_owners("A")
-    town.post(200)
-    town.await_done()
-    assert town.rows_of(held) == [], "what was not committed is not seen"
-    mark = town.mark()
-    town.crew("A", "S")
-    eventually(lambda: held["batch"] not in town.unfinished(), "the old batch to end")
-    replayed = [line for line in town.since(mark, "working", by="S") if line["batch"] == held["batch"]]
+    scenario.await_owners("A")
+    scenario.post(200)
+    scenario.await_done()
+    assert scenario.rows_of(held) == [], "what was not committed is not seen"
+    mark = scenario.mark()
+    scenario.run_only("A", "S")
+    eventually(lambda: held["batch"] not in scenario.unfinished(), "the old batch to end")
+    replayed = [line for line in scenario.since(mark, "working", by="S") if line["batch"] == held["batch"]]
     assert [line["ranges"] for line in replayed] == [[]], "its rows are A's: dropped"
-    town.prove()
-    assert {row.member for row in town.rows() if (row.partition, row.offset) in set(places_of(held))} == {"A"}
+    scenario.prove()
+    assert {row.member for row in scenario.rows() if (row.partition, row.offset) in set(places_of(held))} == {"A"}
 
 
-def test_b74_a_stream_killed_alone_has_the_same_rows_in_its_batch(town: StreamTown) -> None:
-    town.crew("S")
-    hold = town.hold("S", "staged")
-    town.post(400)
+def test_b74_a_stream_killed_alone_has_the_same_rows_in_its_batch(scenario: StreamScenario) -> None:
+    scenario.run_only("S")
+    hold = scenario.hold("S", "staged")
+    scenario.post(400)
     held = hold.await_held()
-    kill_everything(town.lose("S"))
+    kill_everything(scenario.lose("S"))
     hold.release()
-    mark = town.mark()
-    town.crew("S")
-    eventually(lambda: town.since(mark, "batch", by="S", batch=held["batch"]), "the batch to be done again")
-    [again] = town.since(mark, "working", by="S", batch=held["batch"])
+    mark = scenario.mark()
+    scenario.run_only("S")
+    eventually(lambda: scenario.since(mark, "batch", by="S", batch=held["batch"]), "the batch to be done again")
+    [again] = scenario.since(mark, "working", by="S", batch=held["batch"])
     assert sorted(places_of(again)) == sorted(places_of(held)), "same batch id, same rows"
     assert all(new[3] > old[3] for new, old in zip(again["ranges"], held["ranges"], strict=True)), "under new epochs"
-    town.prove()
-    assert town.rows_of(held) == []
+    scenario.prove()
+    assert scenario.rows_of(held) == []
 
 
-def test_b78_a_worker_killed_in_its_task_and_the_task_is_tried_again(town: StreamTown) -> None:
-    town.crew("S")
-    hold, mark = town.hold("S", "task"), town.mark()
-    town.post(400)
+def test_b78_a_worker_killed_in_its_task_and_the_task_is_tried_again(scenario: StreamScenario) -> None:
+    scenario.run_only("S")
+    hold, mark = scenario.hold("S", "task"), scenario.mark()
+    scenario.post(400)
     worker = hold.await_held()["pid"]
-    assert worker in {child.pid for child in town.applications["S"].jvm.children(recursive=True)}
+    assert worker in {child.pid for child in scenario.applications["S"].jvm.children(recursive=True)}
     psutil.Process(worker).kill()
     hold.release()
-    town.prove()
-    assert set(town.begun(mark).values()) == {1}, "no batch was needed twice: Spark has tried the task again"
+    scenario.prove()
+    assert set(scenario.begun(mark).values()) == {1}, "no batch was needed twice: Spark has tried the task again"
 
 
-def test_b73_two_applications_on_one_checkpoint_directory(town: StreamTown) -> None:
-    town.crew("S")
-    older = town.lose("S")
-    town.crew("S")
-    assert town.applications["S"].process.pid != older.process.pid
+def test_b73_two_applications_on_one_checkpoint_directory(scenario: StreamScenario) -> None:
+    scenario.run_only("S")
+    older = scenario.lose("S")
+    scenario.run_only("S")
+    assert scenario.applications["S"].process.pid != older.process.pid
     assert older.process.wait(DEADLINE) == 0
-    [end] = town.lines("ended", pid=older.process.pid)
+    [end] = scenario.lines("ended", pid=older.process.pid)
     assert "member 'S' was replaced by a newer process" in end["error"]
-    town.post(200)
-    town.prove()
+    scenario.post(200)
+    scenario.prove()
     eventually(lambda: not is_alive(older.jvm), "its JVM to end")
 
 
-def test_sigterm_frees_the_partitions_at_once(town: StreamTown) -> None:
-    town.crew("S")
-    town.post(100)
-    town.await_done()
-    mark = town.mark()
-    town.leave("S")
-    assert set(town.owners().values()) == {None} and town.queue.group("g").members() == []
-    assert town.since(mark, "ended")[0]["error"] is None
-    causes = {town.queue.group("g").history(partition)[-1].cause for partition in range(8)}
+def test_sigterm_frees_the_partitions_at_once(scenario: StreamScenario) -> None:
+    scenario.run_only("S")
+    scenario.post(100)
+    scenario.await_done()
+    mark = scenario.mark()
+    scenario.leave("S")
+    assert set(scenario.owners().values()) == {None} and scenario.queue.group("g").members() == []
+    assert scenario.since(mark, "ended")[0]["error"] is None
+    causes = {scenario.queue.group("g").history(partition)[-1].cause for partition in range(8)}
     assert causes == {"release"}, "a clean leave"

@@ -26,7 +26,7 @@ from pxrs.runtime.registry.registry import Changed, CommitRequest
 from pxrs.settings import Settings
 from pxrs.testing.faults.checker import Processed, Waived
 from tests.simulation.cluster import GROUP, QUEUE, SETTINGS, Cluster, Nap, Process
-from tests.simulation.sink import Place, Shelf, SimulatedSink
+from tests.simulation.sink import Place, SimulatedSink, Storage
 from tests.simulation.world import CALM
 
 BATCH_SETTINGS = SETTINGS.with_(progress_limit_ms=6_000, tries=2, target_batch_ms=1_500)
@@ -125,7 +125,7 @@ class BatchProcess(Process):
     def __init__(self, cluster: BatchCluster, name: str) -> None:
         super().__init__(cluster, name)
         self.failure: PxrsError | None = None
-        self.sink = SimulatedSink(self, cluster.shelf)
+        self.sink = SimulatedSink(self, cluster.storage)
         self._stopping = False
         self._rung = False
         self._driver = greenlet.greenlet(BatchLoop(self._assembly()).run, parent=cluster.hub)
@@ -221,7 +221,7 @@ class BatchCluster(Cluster):
     max_partitions: int = 128
     poison: int = 0
     """Every so many messages of a partition, one fails whenever it is tried; 0: none."""
-    shelf: Shelf = field(default_factory=Shelf)
+    storage: Storage = field(default_factory=Storage)
 
     def __post_init__(self) -> None:
         super().__post_init__()

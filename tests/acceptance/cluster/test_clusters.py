@@ -20,7 +20,7 @@ from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.servers.spark import QUICK, Executor, SparkCluster, spark_environment, spark_home
 from tests.acceptance.cluster.env import bare_python, packed_environment, whole_environment
 from tests.acceptance.cluster.job import ROWS
-from tests.acceptance.cluster.town import ClusterTown
+from tests.acceptance.cluster.scenario import ClusterScenario
 
 pytestmark = [
     pytest.mark.processes,
@@ -42,14 +42,14 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def town(
+def scenario(
     tmp_path: Path, spark_cluster: SparkCluster, postgres_server: PostgresServer, python: Path, zipped: str
-) -> Iterator[ClusterTown]:
-    town = ClusterTown(tmp_path, spark_cluster, postgres_server.url("clusters"), python, zipped)
+) -> Iterator[ClusterScenario]:
+    scenario = ClusterScenario(tmp_path, spark_cluster, postgres_server.url("clusters"), python, zipped)
     try:
-        yield town
+        yield scenario
     finally:
-        town.close()
+        scenario.close()
 
 
 def pythons_of(executor: Executor) -> set[str]:
@@ -57,22 +57,22 @@ def pythons_of(executor: Executor) -> set[str]:
     return {child.cmdline()[0] for child in psutil.Process(executor.pid).children(recursive=True)}
 
 
-def test_b78_executors_of_a_pipeline_and_of_a_stream_are_killed(town: ClusterTown, python: Path) -> None:
-    town.crew("A", "S")
-    holds, mark = [town.hold(member, "task") for member in ("A", "S")], town.mark()
-    town.post(400)
-    killed = [town.executor_of(hold) for hold in holds]
+def test_b78_executors_of_a_pipeline_and_of_a_stream_are_killed(scenario: ClusterScenario, python: Path) -> None:
+    scenario.run_only("A", "S")
+    holds, mark = [scenario.hold(member, "task") for member in ("A", "S")], scenario.mark()
+    scenario.post(400)
+    killed = [scenario.executor_of(hold) for hold in holds]
     assert len({executor.app for executor in killed}) == 2, "one of each application, in the middle of a task"
     assert {used for executor in killed for used in pythons_of(executor)} == {str(python)}
     for executor, hold in zip(killed, holds, strict=True):
         executor.kill()
         hold.release()
     for executor in killed:
-        town.await_replaced(executor)
-    town.prove()
-    assert set(town.begun(mark).values()) == {1}, "no batch was needed twice: Spark has tried the tasks again"
-    assert {row.member for row in town.rows()} == {"A", "S"}
-    tasks = town.lines("task")
+        scenario.await_replaced(executor)
+    scenario.prove()
+    assert set(scenario.begun(mark).values()) == {1}, "no batch was needed twice: Spark has tried the tasks again"
+    assert {row.member for row in scenario.rows()} == {"A", "S"}
+    tasks = scenario.lines("task")
     assert {line["by"] for line in tasks} == {"A", "S"}
     assert {(line["python"], line["home"]) for line in tasks} == {(str(python), "./pxrs.zip/pxrs/__init__.py")}
     assert [line["installed"] for line in tasks] == [[]] * len(tasks), "there is no metadata of PXRS"

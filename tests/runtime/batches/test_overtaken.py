@@ -13,7 +13,7 @@ from pxrs.model import Grant
 from pxrs.runtime.ports.sink import Overtaken
 from pxrs.sinks import ParquetSink
 from tests.runtime.batches.test_batching import MemorySink, Yard
-from tests.runtime.consumer.test_sink_consumer import Shop
+from tests.runtime.consumer.test_sink_consumer import Setup
 from tests.runtime.support import PATIENT, eventually
 
 
@@ -81,20 +81,20 @@ def test_partitions_that_leave_before_a_pipeline_has_begun_them_are_no_error(
 def test_a_partition_that_is_taken_before_a_consumer_has_begun_it_is_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Shop(tmp_path, PATIENT) as shop:
+    with Setup(tmp_path, PATIENT) as setup:
         guard = Guard()
-        shop.send(40)
-        first = shop.consumer("A", sink=GuardedParquet(shop.out, guard))
+        setup.send(40)
+        first = setup.consumer("A", sink=GuardedParquet(setup.out, guard))
         assert guard.reached.wait(60)
         eventually(lambda: len(guard.epochs) == 3, "A sleeps over its fourth partition")
-        registry = shop.queue.group("g").registry
+        registry = setup.queue.group("g").registry
         [asleep] = {0, 1, 2, 3} - set(guard.epochs)
         owner = registry.partition(asleep).owner
         assert owner is not None
         registry.force_release({asleep: owner})
         guard.epochs[asleep] = registry.partition(asleep).epoch  # as the next owner leaves it
         guard.go_on.set()
-        shop.await_shown()
+        setup.await_shown()
         assert complaints(caplog) == [] and first.error is None
 
 
@@ -105,7 +105,7 @@ def test_a_guard_that_is_ahead_of_the_registry_holds_the_partition_and_gives_the
     guard = Guard()
     guard.go_on.set()
     guard.epochs[1] = 1_000  # the registry was restored from a copy
-    opened: Any = Shop(tmp_path, PATIENT) if engine == "consumer" else Yard(4)
+    opened: Any = Setup(tmp_path, PATIENT) if engine == "consumer" else Yard(4)
     with opened:
         if engine == "consumer":
             opened.send(40)

@@ -24,7 +24,7 @@ IDLE: dict[str, Any] = {"housekeeping_ms": 3_600_000, "seal_after_ms": 0, "delet
 """Nothing happens by itself within a test."""
 
 
-class Shop:
+class Setup:
     """A queue in a directory whose segments hold ten messages each."""
 
     def __init__(self, directory: Path, partitions: int = 1, **settings: Any) -> None:
@@ -56,7 +56,7 @@ class Shop:
     def start(self, partition: int = 0) -> int:
         return self.queue.log.bounds(partition)[0]
 
-    def __enter__(self) -> Shop:
+    def __enter__(self) -> Setup:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,51 +72,51 @@ def keepers() -> list[threading.Thread]:
 
 def test_a_process_that_sends_seals_what_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "_CLOSE_SECONDS", 60.0)  # to close gives up on a slow machine
-    with Shop(tmp_path, **HASTY) as shop:
+    with Setup(tmp_path, **HASTY) as setup:
         assert not keepers(), "a queue that is only looked at has no housekeeping"
-        shop.fill(5)
-        eventually(lambda: shop.kinds() == ["parquet"] * 3 + ["arrow"] * 2, "all but the last two are sealed")
-        assert len(shop.queue.read(0, 0, limit=100)) == 50
+        setup.fill(5)
+        eventually(lambda: setup.kinds() == ["parquet"] * 3 + ["arrow"] * 2, "all but the last two are sealed")
+        assert len(setup.queue.read(0, 0, limit=100)) == 50
     assert not keepers()
 
 
 def test_a_process_that_consumes_does_it_too(tmp_path: Path) -> None:
-    with Shop(tmp_path, seal="manual") as shop:
-        shop.fill(5)
+    with Setup(tmp_path, seal="manual") as setup:
+        setup.fill(5)
     seen: list[int] = []
     with (
-        pxrs.open(f"file:{shop.directory}", settings=pxrs.Settings(**HASTY)) as queue,
+        pxrs.open(f"file:{setup.directory}", settings=pxrs.Settings(**HASTY)) as queue,
         queue.consumer("g", lambda message: seen.append(message.offset), "A"),
     ):
-        eventually(lambda: len(list(shop.directory.glob("*/*.parquet"))) == 3, "three segments are sealed")
+        eventually(lambda: len(list(setup.directory.glob("*/*.parquet"))) == 3, "three segments are sealed")
         eventually(lambda: len(seen) == 50, "everything is handled")
     assert seen == list(range(50))
 
 
 def test_by_hand_one_round_says_what_it_did(tmp_path: Path) -> None:
-    with Shop(tmp_path, partitions=2) as shop:
-        shop.fill(4, partition=1)
-        done = shop.queue.housekeep()
+    with Setup(tmp_path, partitions=2) as setup:
+        setup.fill(4, partition=1)
+        done = setup.queue.housekeep()
         assert [(chunk.kind, chunk.start, chunk.end) for chunk in done.sealed] == [
             ("parquet", 0, 10),
             ("parquet", 10, 20),
         ]
         assert (done.trimmed, done.held, done.troubles) == ({}, {}, {})
-        assert shop.queue.housekeep() == Round()
-        shop.fill(1, partition=1)
-        assert [chunk.start for chunk in shop.queue.housekeep().sealed] == [20]
+        assert setup.queue.housekeep() == Round()
+        setup.fill(1, partition=1)
+        assert [chunk.start for chunk in setup.queue.housekeep().sealed] == [20]
 
 
 def test_what_has_not_been_full_for_long_is_left_alone(tmp_path: Path) -> None:
-    with Shop(tmp_path, seal_after_ms=3_600_000) as shop:
-        shop.fill(4)
-        assert shop.queue.housekeep() == Round() and shop.kinds() == ["arrow"] * 4
+    with Setup(tmp_path, seal_after_ms=3_600_000) as setup:
+        setup.fill(4)
+        assert setup.queue.housekeep() == Round() and setup.kinds() == ["arrow"] * 4
 
 
 def test_a_partition_that_no_longer_grows_is_hardly_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its end is asked for, once it has rested for longer than a segment must be full."""
-    with Shop(tmp_path, housekeeping_ms=1) as shop:
-        shop.fill(1)
+    with Setup(tmp_path, housekeeping_ms=1) as setup:
+        setup.fill(1)
         asked: list[int] = []
 
         def seal(partition: int, _: int) -> tuple[Chunk, ...]:
@@ -125,18 +125,18 @@ def test_a_partition_that_no_longer_grows_is_hardly_looked_at(tmp_path: Path, mo
 
         def is_left_alone() -> bool:
             before = len(asked)
-            shop.queue.housekeep()
+            setup.queue.housekeep()
             return len(asked) == before
 
-        monkeypatch.setattr(shop.queue.log, "seal", seal)
+        monkeypatch.setattr(setup.queue.log, "seal", seal)
         eventually(is_left_alone, "the partition is left alone")
 
 
 def test_nothing_runs_where_nothing_is_wanted(tmp_path: Path) -> None:
-    with Shop(tmp_path, seal="manual") as shop:
-        shop.fill(4)
+    with Setup(tmp_path, seal="manual") as setup:
+        setup.fill(4)
         assert not keepers()
-        assert shop.queue.housekeep() == Round() and shop.kinds() == ["arrow"] * 4
+        assert setup.queue.housekeep() == Round() and setup.kinds() == ["arrow"] * 4
     with pxrs.open("memory:orders") as queue, queue.producer():
         assert not keepers()
 
@@ -145,61 +145,61 @@ def test_nothing_runs_where_nothing_is_wanted(tmp_path: Path) -> None:
 
 
 def test_retention_by_size_runs_by_itself_and_deletes_files(tmp_path: Path) -> None:
-    with Shop(tmp_path, **HASTY, retention_bytes=1) as shop:
-        shop.fill(6)
-        eventually(lambda: shop.start() == 40, "all but the last two segments are gone")
-        eventually(lambda: len(list(shop.directory.glob("partition-0/*.arrow"))) == 2, "and their files")
-        eventually(lambda: not list(shop.directory.glob("partition-0/*.parquet")), "also what was sealed in between")
+    with Setup(tmp_path, **HASTY, retention_bytes=1) as setup:
+        setup.fill(6)
+        eventually(lambda: setup.start() == 40, "all but the last two segments are gone")
+        eventually(lambda: len(list(setup.directory.glob("partition-0/*.arrow"))) == 2, "and their files")
+        eventually(lambda: not list(setup.directory.glob("partition-0/*.parquet")), "also what was sealed in between")
 
 
 def test_retention_by_age(tmp_path: Path) -> None:
-    with Shop(tmp_path, retention_ms=1) as shop:
-        shop.fill(4)
-        newest = max(chunk.last_us or 0 for chunk in shop.queue.log.chunks(0))
+    with Setup(tmp_path, retention_ms=1) as setup:
+        setup.fill(4)
+        newest = max(chunk.last_us or 0 for chunk in setup.queue.log.chunks(0))
         eventually(lambda: time.time() * 1_000_000 > newest + 1_000, "all of them are older than a millisecond")
-        assert shop.queue.housekeep().trimmed == {0: (0, 20)}
-        assert shop.start() == 20
-    with Shop(tmp_path, retention_ms=3_600_000) as shop:
-        shop.fill(2)
-        assert shop.queue.housekeep().trimmed == {}
+        assert setup.queue.housekeep().trimmed == {0: (0, 20)}
+        assert setup.start() == 20
+    with Setup(tmp_path, retention_ms=3_600_000) as setup:
+        setup.fill(2)
+        assert setup.queue.housekeep().trimmed == {}
 
 
 def test_what_every_group_has_consumed_goes_and_without_a_group_nothing(tmp_path: Path) -> None:
-    with Shop(tmp_path, partitions=2, retain="unconsumed") as shop:
-        shop.fill(5)
-        assert shop.queue.housekeep().trimmed == {}
-        shop.group("billing", p0=29)
-        assert shop.queue.housekeep().trimmed == {0: (0, 20)}
-        shop.group("search", p0=20)
-        shop.queue.group("billing").seek({0: 50})
-        assert shop.queue.housekeep() == Round()
-        shop.queue.group("search").seek({0: 50})
-        assert shop.queue.housekeep().trimmed == {0: (20, 30)}, "the last two segments stay"
+    with Setup(tmp_path, partitions=2, retain="unconsumed") as setup:
+        setup.fill(5)
+        assert setup.queue.housekeep().trimmed == {}
+        setup.group("billing", p0=29)
+        assert setup.queue.housekeep().trimmed == {0: (0, 20)}
+        setup.group("search", p0=20)
+        setup.queue.group("billing").seek({0: 50})
+        assert setup.queue.housekeep() == Round()
+        setup.queue.group("search").seek({0: 50})
+        assert setup.queue.housekeep().trimmed == {0: (20, 30)}, "the last two segments stay"
 
 
 def test_the_slowest_group_holds_retention_back_and_is_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Shop(tmp_path, retention_bytes=1) as shop, caplog.at_level(logging.WARNING, "pxrs.housekeeping"):
-        shop.fill(6)
-        shop.group("billing", p0=60)
-        shop.group("search", p0=15)
+    with Setup(tmp_path, retention_bytes=1) as setup, caplog.at_level(logging.WARNING, "pxrs.housekeeping"):
+        setup.fill(6)
+        setup.group("billing", p0=60)
+        setup.group("search", p0=15)
         for _ in range(3):
-            assert shop.queue.housekeep().held == {"search": [0]}
-        assert shop.start() == 10
+            assert setup.queue.housekeep().held == {"search": [0]}
+        assert setup.start() == 10
         assert [record.getMessage() for record in caplog.records] == [
             "orders: group 'search' holds retention back: it has still to consume what would be deleted, "
             "as in partition 0"
         ]
-        shop.queue.group("search").seek({0: 60})
-        assert shop.queue.housekeep().trimmed == {0: (10, 40)}
-        assert shop.queue.housekeep() == Round()
+        setup.queue.group("search").seek({0: 60})
+        assert setup.queue.housekeep().trimmed == {0: (10, 40)}
+        assert setup.queue.housekeep() == Round()
 
 
 def test_b39_what_a_group_has_not_consumed_is_never_deleted_whatever_the_rules_say(tmp_path: Path) -> None:
     """A slow consumer with all rules at work against it: it misses nothing."""
     rules = {**HASTY, "retention_bytes": 1, "retention_ms": 1, "retain": "unconsumed"}
-    with Shop(tmp_path, **rules, commit_interval_ms=1, commit_every=1) as shop:
+    with Setup(tmp_path, **rules, commit_interval_ms=1, commit_every=1) as setup:
         seen: list[int] = []
         go = threading.Semaphore(0)
 
@@ -207,45 +207,45 @@ def test_b39_what_a_group_has_not_consumed_is_never_deleted_whatever_the_rules_s
             go.acquire()
             seen.append(message.offset)
 
-        with shop.queue.consumer("g", handle, "A") as consumer:
+        with setup.queue.consumer("g", handle, "A") as consumer:
             eventually(lambda: consumer.state == "live", "it has the partition")
-            shop.fill(8)
+            setup.fill(8)
             for _ in range(80):
                 go.release()
             eventually(lambda: len(seen) == 80, "everything is handled")
-            eventually(lambda: shop.start() == 60, "and deleted, but for the last two segments")
+            eventually(lambda: setup.start() == 60, "and deleted, but for the last two segments")
         assert seen == list(range(80))
 
 
 def test_a_group_that_has_stored_nothing_yet_needs_everything(tmp_path: Path) -> None:
-    with Shop(tmp_path, retention_bytes=1) as shop:
-        shop.fill(4)
-        shop.group("new")
-        assert needs_of(shop.queue.store, "/pxrs/", shop.queue.log) == {0: Need(0, "new")}
-        assert shop.queue.housekeep().held == {"new": [0]} and shop.start() == 0
+    with Setup(tmp_path, retention_bytes=1) as setup:
+        setup.fill(4)
+        setup.group("new")
+        assert needs_of(setup.queue.store, "/pxrs/", setup.queue.log) == {0: Need(0, "new")}
+        assert setup.queue.housekeep().held == {"new": [0]} and setup.start() == 0
 
 
 def test_a_group_of_another_log_of_this_name_holds_nothing_back(tmp_path: Path) -> None:
-    with Shop(tmp_path, retention_bytes=1) as shop:
-        shop.fill(4)
-        shop.queue.group("old").registry.initialize(1, "xxh64-spark", "pmod", log="another")
-        assert shop.queue.housekeep().trimmed == {0: (0, 20)}
+    with Setup(tmp_path, retention_bytes=1) as setup:
+        setup.fill(4)
+        setup.queue.group("old").registry.initialize(1, "xxh64-spark", "pmod", log="another")
+        assert setup.queue.housekeep().trimmed == {0: (0, 20)}
 
 
 def test_files_go_when_jobs_that_were_planned_before_had_their_time(tmp_path: Path) -> None:
-    with Shop(tmp_path, retention_bytes=1, delete_delay_ms=300) as shop:
-        shop.fill(4)
-        directory = shop.directory / "partition-0"
+    with Setup(tmp_path, retention_bytes=1, delete_delay_ms=300) as setup:
+        setup.fill(4)
+        directory = setup.directory / "partition-0"
         sealed = [directory / f"{base:020d}.parquet" for base in (0, 10)]
-        assert shop.queue.housekeep().trimmed == {0: (0, 20)}
+        assert setup.queue.housekeep().trimmed == {0: (0, 20)}
         assert all(path.exists() for path in sealed)
 
         def are_gone() -> bool:
-            shop.queue.housekeep()
+            setup.queue.housekeep()
             return not any(path.exists() for path in sealed)
 
         eventually(are_gone, "their files are gone")
-        assert shop.queue.housekeep() == Round() and shop.start() == 20
+        assert setup.queue.housekeep() == Round() and setup.start() == 20
 
 
 def test_retention_works_on_any_log() -> None:
@@ -262,9 +262,9 @@ def test_retention_works_on_any_log() -> None:
 def test_an_error_is_logged_once_and_stops_no_other_partition(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Shop(tmp_path, partitions=2) as shop, caplog.at_level(logging.WARNING, "pxrs.housekeeping"):
-        shop.fill(4, partition=1)
-        log, sound = shop.queue.log, shop.queue.log.seal
+    with Setup(tmp_path, partitions=2) as setup, caplog.at_level(logging.WARNING, "pxrs.housekeeping"):
+        setup.fill(4, partition=1)
+        log, sound = setup.queue.log, setup.queue.log.seal
 
         def seal(partition: int, min_age_ms: int = 0) -> Any:
             if partition == 0:
@@ -272,34 +272,34 @@ def test_an_error_is_logged_once_and_stops_no_other_partition(
             return sound(partition, min_age_ms)
 
         monkeypatch.setattr(log, "seal", seal)
-        first = shop.queue.housekeep()
+        first = setup.queue.housekeep()
         assert len(first.sealed) == 2 and "No space left" in first.troubles["partition 0, sealing"]
-        assert "No space left" in shop.queue.housekeep().troubles["partition 0, sealing"]
+        assert "No space left" in setup.queue.housekeep().troubles["partition 0, sealing"]
         assert len(caplog.records) == 1 and "partition 0" in caplog.text
         monkeypatch.setattr(log, "seal", sound)
-        assert shop.queue.housekeep() == Round()
+        assert setup.queue.housekeep() == Round()
         monkeypatch.setattr(log, "seal", seal)
-        shop.fill(1)
-        shop.queue.housekeep()
+        setup.fill(1)
+        setup.queue.housekeep()
         assert len(caplog.records) == 2, "it was well in between, so this is news"
 
 
 def test_without_a_registry_nothing_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Shop(tmp_path, retention_bytes=1) as shop:
-        shop.fill(4)
+    with Setup(tmp_path, retention_bytes=1) as setup:
+        setup.fill(4)
 
         def scan(_: str) -> None:
             raise Damaged("the registry cannot be read")
 
-        monkeypatch.setattr(shop.queue.store, "scan", scan)
-        assert shop.queue.housekeep().troubles == {"retention": "the registry cannot be read"}
-        assert shop.start() == 0
+        monkeypatch.setattr(setup.queue.store, "scan", scan)
+        assert setup.queue.housekeep().troubles == {"retention": "the registry cannot be read"}
+        assert setup.start() == 0
 
 
 def test_the_thread_survives_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Shop(tmp_path, **HASTY) as shop:
+    with Setup(tmp_path, **HASTY) as setup:
         failed = threading.Event()
-        sound = shop.queue.log.seal
+        sound = setup.queue.log.seal
 
         def seal(partition: int, min_age_ms: int = 0) -> Any:
             if not failed.is_set():
@@ -307,9 +307,9 @@ def test_the_thread_survives_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 raise RuntimeError("a bug")
             return sound(partition, min_age_ms)
 
-        monkeypatch.setattr(shop.queue.log, "seal", seal)
-        shop.fill(4)
-        eventually(lambda: "parquet" in shop.kinds(), "sealing goes on")
+        monkeypatch.setattr(setup.queue.log, "seal", seal)
+        setup.fill(4)
+        eventually(lambda: "parquet" in setup.kinds(), "sealing goes on")
         assert failed.is_set()
 
 
@@ -320,8 +320,8 @@ def test_one_thread_serves_all_users_of_a_queue_and_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "_CLOSE_SECONDS", 60.0)
-    with Shop(tmp_path) as shop, shop.queue.producer(), shop.queue.producer():
-        shop.queue.consumer("g", print)
+    with Setup(tmp_path) as setup, setup.queue.producer(), setup.queue.producer():
+        setup.queue.consumer("g", print)
         assert len(keepers()) == 1
     assert not keepers()
 
@@ -329,15 +329,15 @@ def test_one_thread_serves_all_users_of_a_queue_and_ends_with_it(
 def test_closing_does_not_wait_for_a_long_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "_CLOSE_SECONDS", 0.01)
     busy, go_on = threading.Event(), threading.Event()
-    with Shop(tmp_path, partitions=2, **HASTY) as shop:
+    with Setup(tmp_path, partitions=2, **HASTY) as setup:
 
         def seal(partition: int, _: int) -> tuple[Chunk, ...]:
             busy.set()
             assert go_on.wait(20) and partition == 0, "a closed queue has no next partition"
             return ()
 
-        monkeypatch.setattr(shop.queue.log, "seal", seal)
-        shop.queue.producer()
+        monkeypatch.setattr(setup.queue.log, "seal", seal)
+        setup.queue.producer()
         assert busy.wait(20)
     assert len(keepers()) == 1
     go_on.set()
@@ -345,35 +345,35 @@ def test_closing_does_not_wait_for_a_long_round(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_dropped_queue_takes_its_thread_with_it(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
-    shop.queue.producer().close()
+    setup = Setup(tmp_path)
+    setup.queue.producer().close()
     assert len(keepers()) == 1
-    del shop
+    del setup
     gc.collect()
     eventually(lambda: not keepers(), "the thread has ended, long before its next round")
 
 
 @pytest.mark.processes
 def test_a_forked_child_has_no_housekeeping_until_it_sends(tmp_path: Path) -> None:
-    with Shop(tmp_path, **HASTY) as shop:
-        shop.fill(1)
+    with Setup(tmp_path, **HASTY) as setup:
+        setup.fill(1)
         child = os.fork()
         if child == 0:
             before = len(keepers())
-            shop.fill(4)
+            setup.fill(4)
             after = len(keepers())
-            done = shop.queue.housekeep()
-            shop.queue.close()
+            done = setup.queue.housekeep()
+            setup.queue.close()
             os._exit(0 if (before, after, len(keepers()), done.troubles) == (0, 1, 0, {}) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert len(keepers()) == 1
 
 
 def test_what_was_done_is_counted(tmp_path: Path) -> None:
-    with Shop(tmp_path, retention_bytes=4_000) as shop:
-        shop.fill(6)
-        done = shop.queue.housekeep()
-        counted = {sample.metric.name: sample.value for sample in shop.queue._housekeeper.samples()}
+    with Setup(tmp_path, retention_bytes=4_000) as setup:
+        setup.fill(6)
+        done = setup.queue.housekeep()
+        counted = {sample.metric.name: sample.value for sample in setup.queue._housekeeper.samples()}
         trimmed = sum(new - old for old, new in done.trimmed.values())
         assert trimmed > 0
         assert counted == {"pxrs_sealed_segments_total": 4, "pxrs_trimmed_messages_total": trimmed}

@@ -101,9 +101,9 @@ def _clears_what_is_not_its_own(
     note: str,
 ) -> None:
     self.publish(note)
-    for name, batch in list(self._shelf.plans.items()):
+    for name, batch in list(self._storage.plans.items()):
         if batch.owner != grant.owner:
-            self._shelf.clear(name)
+            self._storage.clear(name)
 
 
 def _claims_with_an_empty_note(row: Partition, me: Owner, at: float) -> Partition:

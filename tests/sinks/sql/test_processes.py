@@ -28,7 +28,7 @@ MESSAGES = 400
 KILLS = 4
 
 
-class Town:
+class Scenario:
     """A queue in a directory, a table in a database, and the consumers between them."""
 
     def __init__(self, place: SqlPlace, directory: Path, delay: float) -> None:
@@ -85,10 +85,10 @@ class Town:
 
 
 @contextmanager
-def town(place: SqlPlace, tmp_path: Path, mode: str, **more: Any) -> Iterator[Town]:
+def scenario(place: SqlPlace, tmp_path: Path, mode: str, **more: Any) -> Iterator[Scenario]:
     place.registry_elsewhere = elsewhere(tmp_path) if mode == "aside" else ""
     place.make(PLAIN)  # nothing in it would keep a repeated row out
-    made = Town(place, tmp_path, **more)
+    made = Scenario(place, tmp_path, **more)
     try:
         yield made
     finally:
@@ -100,7 +100,7 @@ def test_consumers_that_are_killed_at_any_moment_write_each_message_once(
     place: SqlPlace, mode: str, tmp_path: Path
 ) -> None:
     rng = random.Random(11)
-    with town(place, tmp_path, mode, delay=0.25) as here:
+    with scenario(place, tmp_path, mode, delay=0.25) as here:
         sent = here.send(MESSAGES)
         for _ in range(KILLS):
             before = here.shown()
@@ -119,7 +119,7 @@ def test_consumers_that_are_killed_at_any_moment_write_each_message_once(
 def test_b23_a_consumer_that_is_stopped_past_its_lease_writes_nothing_more(
     place: SqlPlace, mode: str, tmp_path: Path
 ) -> None:
-    with town(place, tmp_path, mode, delay=0.25) as here:
+    with scenario(place, tmp_path, mode, delay=0.25) as here:
         sent = here.send(MESSAGES)
         paused = here.start("A")
         here.await_more(0)

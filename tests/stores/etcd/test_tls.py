@@ -60,7 +60,7 @@ def issue(place: Path, name: str, by: Paper | None = None, ca: bool = False) -> 
     return paper
 
 
-class Papers(NamedTuple):
+class Certificates(NamedTuple):
     ca: Paper
     stranger: Paper
     """One who signs too, but whom nobody trusts."""
@@ -69,15 +69,15 @@ class Papers(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    place = tmp_path_factory.mktemp("papers")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    place = tmp_path_factory.mktemp("certificates")
     ca, stranger = issue(place, "ca", ca=True), issue(place, "stranger", ca=True)
-    return Papers(ca, stranger, issue(place, "server", ca), issue(place, "client", ca))
+    return Certificates(ca, stranger, issue(place, "server", ca), issue(place, "client", ca))
 
 
 @pytest.fixture(scope="module")
-def tls_server(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    files = TlsFiles(papers.server.cert_file, papers.server.key_file, clients_ca=papers.ca.cert_file)
+def tls_server(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    files = TlsFiles(certificates.server.cert_file, certificates.server.key_file, clients_ca=certificates.ca.cert_file)
     with EtcdServer(tmp_path_factory.mktemp("tls"), tls=files) as server:
         yield server
 
@@ -90,8 +90,8 @@ def url_with(server: EtcdServer, ca: Paper, client: Paper | None) -> str:
 
 
 @pytest.mark.processes
-def test_both_sides_show_certificates(tls_server: EtcdServer, papers: Papers) -> None:
-    store = opened(url_with(tls_server, papers.ca, papers.client))
+def test_both_sides_show_certificates(tls_server: EtcdServer, certificates: Certificates) -> None:
+    store = opened(url_with(tls_server, certificates.ca, certificates.client))
     put(store, "a", b"x")
     mark = store.wait("w/", 0, SOON)
     waiting = Background(store.wait, "w/", mark, LONG)
@@ -102,18 +102,18 @@ def test_both_sides_show_certificates(tls_server: EtcdServer, papers: Papers) ->
 
 
 @pytest.mark.processes
-def test_a_server_that_a_stranger_vouches_for_is_refused(tls_server: EtcdServer, papers: Papers) -> None:
+def test_a_server_that_a_stranger_vouches_for_is_refused(tls_server: EtcdServer, certificates: Certificates) -> None:
     with pytest.raises(Refused, match="certificate"):
-        opened(url_with(tls_server, papers.stranger, papers.client))
+        opened(url_with(tls_server, certificates.stranger, certificates.client))
 
 
 @pytest.mark.processes
 def test_a_client_without_a_certificate_or_with_a_stranger_s_gets_nothing(
-    tls_server: EtcdServer, papers: Papers
+    tls_server: EtcdServer, certificates: Certificates
 ) -> None:
-    for client in (None, papers.stranger):
+    for client in (None, certificates.stranger):
         with pytest.raises(Unavailable):
-            opened(url_with(tls_server, papers.ca, client))
+            opened(url_with(tls_server, certificates.ca, client))
     with pytest.raises(Unavailable):
         opened(tls_server.url(new_place(), "timeout_ms=500"))
 

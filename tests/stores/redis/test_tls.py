@@ -27,9 +27,9 @@ from tests.stores.redis.helpers import has_waiters
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A key and a certificate for 127.0.0.1 that vouches for itself: ``key.pem`` and ``cert.pem``."""
-    place = tmp_path_factory.mktemp("papers")
+    place = tmp_path_factory.mktemp("certificates")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pxrs test")])
     today = datetime.datetime.now(datetime.UTC)
@@ -89,17 +89,17 @@ def door(server: ValkeyServer, context: ssl.SSLContext) -> Iterator[int]:
 
 
 @pytest.fixture
-def secret_port(valkey_server: ValkeyServer, papers: Path) -> Iterator[int]:
+def secret_port(valkey_server: ValkeyServer, certificates: Path) -> Iterator[int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(papers / "cert.pem", papers / "key.pem")
+    context.load_cert_chain(certificates / "cert.pem", certificates / "key.pem")
     with door(valkey_server, context) as port:
         yield port
 
 
-def test_rows_and_waits_go_through_tls(secret_port: int, papers: Path) -> None:
+def test_rows_and_waits_go_through_tls(secret_port: int, certificates: Path) -> None:
     place = new_place()
-    store = opened(f"redis://127.0.0.1:{secret_port}/0?prefix={place}&ca={papers}/cert.pem")
-    second = opened(f"redis://127.0.0.1:{secret_port}/0?prefix={place}&ca={papers}/cert.pem")
+    store = opened(f"redis://127.0.0.1:{secret_port}/0?prefix={place}&ca={certificates}/cert.pem")
+    second = opened(f"redis://127.0.0.1:{secret_port}/0?prefix={place}&ca={certificates}/cert.pem")
     call = Background(store.wait, "w/", store.wait("w/", 0, 0), LONG)
     wait_until(lambda: has_waiters(store), "the waiter sleeps", SOON)
     version = put(second, "w/1", b"x" * 100_000)
@@ -123,6 +123,6 @@ def test_a_server_that_speaks_no_tls_is_not_spoken_to_in_the_clear(valkey_server
         opened(valkey_server.url(new_place(), "tls=true&timeout_ms=500"))
 
 
-def test_a_file_that_holds_no_certificate_is_refused(secret_port: int, papers: Path) -> None:
+def test_a_file_that_holds_no_certificate_is_refused(secret_port: int, certificates: Path) -> None:
     with pytest.raises(BadUrl, match="certificates"):
-        opened(f"redis://127.0.0.1:{secret_port}/0?ca={papers}/key.pem")
+        opened(f"redis://127.0.0.1:{secret_port}/0?ca={certificates}/key.pem")

@@ -129,9 +129,9 @@ def test_several_hosts_are_refused_where_a_replica_could_answer(mariadb_server: 
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A key and a certificate for 127.0.0.1 that vouches for itself."""
-    place = tmp_path_factory.mktemp("papers")
+    place = tmp_path_factory.mktemp("certificates")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pxrs test")])
     today = datetime.datetime.now(datetime.UTC)
@@ -150,15 +150,15 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def _tls_postgres(papers: Path, directory: Path) -> SqlServer:
+def _tls_postgres(certificates: Path, directory: Path) -> SqlServer:
     if not DEBIAN:
         pytest.skip("the PostgreSQL of the wheel is built without TLS, and Debian's is not installed")
-    settings = {"ssl": "on", "ssl_cert_file": f"{papers}/cert.pem", "ssl_key_file": f"{papers}/key.pem"}
+    settings = {"ssl": "on", "ssl_cert_file": f"{certificates}/cert.pem", "ssl_key_file": f"{certificates}/key.pem"}
     return PostgresServer(directory, settings, programs=DEBIAN[-1])
 
 
-def _tls_mariadb(papers: Path, directory: Path) -> SqlServer:
-    return MariadbServer(directory, {"ssl-cert": f"{papers}/cert.pem", "ssl-key": f"{papers}/key.pem"})
+def _tls_mariadb(certificates: Path, directory: Path) -> SqlServer:
+    return MariadbServer(directory, {"ssl-cert": f"{certificates}/cert.pem", "ssl-key": f"{certificates}/key.pem"})
 
 
 ENCRYPTED = {
@@ -169,9 +169,9 @@ ENCRYPTED = {
 
 @pytest.mark.processes
 @pytest.mark.parametrize("make", [_tls_postgres, _tls_mariadb])
-def test_tls_with_a_certificate_of_ones_own(make: Any, papers: Path, tmp_path: Path) -> None:
-    with make(papers, tmp_path / "server") as own:
-        store = opened(own.url("place", options=f"ca={papers}/cert.pem"))
+def test_tls_with_a_certificate_of_ones_own(make: Any, certificates: Path, tmp_path: Path) -> None:
+    with make(certificates, tmp_path / "server") as own:
+        store = opened(own.url("place", options=f"ca={certificates}/cert.pem"))
         put(store, "a", b"x")
         assert _is_encrypted(store)
         store.close()

@@ -14,15 +14,15 @@ import psutil
 import pxrs
 from pxrs.testing.servers.spark import Executor, SparkCluster
 from tests.acceptance.harness import ROOT, eventually
-from tests.acceptance.spark_harness import COMMON, START_DEADLINE, Hold, MixedTown
+from tests.acceptance.spark_harness import COMMON, START_DEADLINE, Hold, MixedScenario
 
 STREAM = "S"
 SETTINGS = {**COMMON, "lease_ms": 15_000}
 STREAM_SETTINGS = {name: SETTINGS[name] for name in ("lease_ms", "poll_ms", "revoke_timeout_ms")}
 
 
-class ClusterTown(MixedTown):
-    """A town whose applications have their executors on a cluster, with a Python that does not have PXRS."""
+class ClusterScenario(MixedScenario):
+    """A scenario whose applications have their executors on a cluster, with a Python that does not have PXRS."""
 
     def __init__(self, directory: Path, cluster: SparkCluster, registry: str, python: Path, zipped: str) -> None:
         super().__init__(directory)
