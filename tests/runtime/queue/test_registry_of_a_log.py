@@ -360,6 +360,21 @@ def test_a_registry_that_another_process_makes_meanwhile_is_seen(tmp_path: Path,
         consume(waiting)
 
 
+@pytest.mark.parametrize("registry", ["sqlite:./own.db", "lockfiles:./own", None])
+def test_a_registry_is_made_where_it_was_named_also_if_the_process_changes_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: str | None
+) -> None:
+    """As daemons do, between opening and starting. It was made in the other directory, or nowhere."""
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    places = {"url": "file:./orders"} if registry is None else {"log": "file:./orders", "registry": registry}
+    with pxrs.open(**places, partitions=1, settings=SMALL) as queue:  # type: ignore[arg-type]  # strings
+        monkeypatch.chdir(tmp_path / "other")
+        consume(queue)
+    assert os.path.exists(tmp_path / (registry.partition("./")[2] if registry else "orders/registry.db"))
+    assert os.listdir(tmp_path / "other") == []
+
+
 def test_a_registry_that_cannot_be_leaves_no_queue_behind(tmp_path: Path, log: str) -> None:
     for registry in ("sqlite:/nowhere/at/all.db", "lockfiles:/nowhere/at/all", "nowhere:x"):
         with pytest.raises(Refused):

@@ -75,8 +75,15 @@ def _directory_of(log: str) -> str:
 def open_store(url: str, settings: Settings) -> Store:
     """The registry at this URL. One that would have to be made is made by the first write to it."""
     driver: type[Store] = find_driver("pxrs.stores", url)
-    make = partial(_opened, driver, url, settings)
-    return make() if driver.exists(url) else LateStore(driver, partial(driver.exists, url), make)
+    if driver.exists(url):
+        return _opened(driver, url, settings)
+    later = _absolute(url)  # the process may change its directory before the first write, as daemons do
+    return LateStore(driver, partial(driver.exists, later), partial(_opened, driver, later, settings))
+
+
+def _absolute(url: str) -> str:
+    scheme, rest = split_url(url)
+    return f"{scheme}:{os.path.abspath(rest)}" if scheme in _FILES else url
 
 
 def _opened(driver: type[Store], url: str, settings: Settings) -> Store:
