@@ -110,19 +110,19 @@ def _register_with_multiprocessing() -> None:
     if util is None or process is None:
         return
     if process.parent_process() is None:  # not begun yet: what is registered now is forgotten, but not this
-        util.register_after_fork(_owner, _end_with_child)
+        util.register_after_fork(_anchor, _end_with_child)
     else:
-        _end_with_child(_owner)
+        _end_with_child(_anchor)
 
 
-class _Owner:
+class _Anchor:
     """Keeps a registration: multiprocessing holds it weakly."""
 
 
-_owner = _Owner()
+_anchor = _Anchor()
 
 
-def _end_with_child(_: _Owner) -> None:
+def _end_with_child(_: _Anchor) -> None:
     sys.modules["multiprocessing.util"].Finalize(None, end_all, exitpriority=0)
 
 

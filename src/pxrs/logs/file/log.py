@@ -98,7 +98,6 @@ class FileLog(Log):
 
     def _store(self, batches: Mapping[int, Entries], stamps: Mapping[int, Stamp]) -> dict[int, int]:
         writers = {number: self._partition(number)[1] for number in sorted(batches)}
-        firsts: dict[int, int] = {}
         for number, stamp in stamps.items():
             if stamp.content and number not in batches:
                 self._partition(number)[0].check_stamp(stamp)
@@ -106,11 +105,12 @@ class FileLog(Log):
             with ExitStack() as locks:
                 for writer in writers.values():  # in sorted order: two processes never wait for each other
                     locks.enter_context(writer.locked())
-                given = {number: (batches[number], stamps.get(number)) for number in writers}
-                known = {number: writer.find(*given[number]) for number, writer in writers.items()}
+                known = {number: writer.find(batches[number], stamps.get(number)) for number, writer in writers.items()}
                 room = Room()
-                for number, writer in writers.items():  # only now: what is refused in one is written to none
-                    firsts[number] = writer.write(*given[number], known[number], room)
+                firsts = {  # only now: what is refused in one is written to none
+                    number: writer.write(batches[number], stamps.get(number), known[number], room)
+                    for number, writer in writers.items()
+                }
                 self._sync(list(writers.values()))
                 for writer in writers.values():
                     writer.publish()
