@@ -37,7 +37,7 @@ FIRST_CLAIMS_SECONDS = 2.0
 
 
 @dataclass
-class Life:
+class StreamLife:
     """The parts that exist from the first question on: the member, its planner, and the side files."""
 
     member: StreamMember
@@ -60,7 +60,7 @@ class GroupReader(StreamReader):
         super().__init__(request, reading)
         self._queue: Queue | None = None
         self._initial: Planned | None = None
-        self._life: Life | None = None
+        self._life: StreamLife | None = None
         self._undo: Callable[[], None] = lambda: None
         self._pause = threading.Event()
 
@@ -96,7 +96,7 @@ class GroupReader(StreamReader):
             self._pause.wait(IDLE_SECONDS)  # the member says itself what troubles it; it will be asked again
             return start
 
-    def _next(self, life: Life, before: Planned, limit: ReadLimit) -> Offset | None:
+    def _next(self, life: StreamLife, before: Planned, limit: ReadLimit) -> Offset | None:
         if life.running is not None:
             mark = life.files.mark()
             self._finish(life, before, mark is not None)
@@ -162,7 +162,7 @@ class GroupReader(StreamReader):
         check_origin(offset, self.log.identity, self.request.group)
         return decode(offset)
 
-    def _alive(self, planned: Planned) -> Life:
+    def _alive(self, planned: Planned) -> StreamLife:
         """The member; on the first question it joins, under the name in the offset."""
         if self._life is None:
             self._life = self._join(replace(planned, member=self.request.member or planned.member))
@@ -170,14 +170,14 @@ class GroupReader(StreamReader):
         self._life.member.check()
         return self._life
 
-    def _join(self, planned: Planned) -> Life:
+    def _join(self, planned: Planned) -> StreamLife:
         self._undo = exit_on_sigterm()
         files = SideFiles(os.getppid(), planned)
         files.remove()  # of a life before this one, in the same JVM
         files = SideFiles(os.getppid(), planned)
         files.write_places(SourceConfig(self.request.read.log, self.request.registry, self.request.settings))
         member = StreamMember(self.queue, self.request, planned.member, self.clock)
-        life = Life(member, StreamPlanner(member, self.request, self.limits), files, fenced=planned.fenced)
+        life = StreamLife(member, StreamPlanner(member, self.request, self.limits), files, fenced=planned.fenced)
         member.shares.is_committed = lambda: _is_committed(life)
         settings = member.settings
         is_restart, is_short = bool(planned.ranges), self.limits.ends is not None
@@ -187,7 +187,7 @@ class GroupReader(StreamReader):
 
     # ---- one batch --------------------------------------------------------------------------------------------------
 
-    def _plan(self, life: Life, limit: ReadLimit) -> tuple[Range, ...]:
+    def _plan(self, life: StreamLife, limit: ReadLimit) -> tuple[Range, ...]:
         """The next batch; waits a moment for messages, so that an idle query asks less often."""
         shares = life.member.shares
         shares.wake_event.clear()
@@ -196,11 +196,11 @@ class GroupReader(StreamReader):
             found = self._try(life, limit)
         return found
 
-    def _try(self, life: Life, limit: ReadLimit) -> tuple[Range, ...]:
+    def _try(self, life: StreamLife, limit: ReadLimit) -> tuple[Range, ...]:
         mark = life.files.mark()
         return life.member.shares.take(life.planner.plan(limit, mark is not None and mark.has_output))
 
-    def _finish(self, life: Life, before: Planned, fenced: bool) -> None:
+    def _finish(self, life: StreamLife, before: Planned, fenced: bool) -> None:
         """The batch is over. What is done of it: all, for a sink that is not ours; else what the rows say."""
         done, shares = life.running, life.member.shares
         assert done is not None
@@ -212,14 +212,14 @@ class GroupReader(StreamReader):
         life.running, life.last = None, before.identity
         shares.finish()
 
-    def _save(self, life: Life) -> None:
+    def _save(self, life: StreamLife) -> None:
         """Store what is done before more is planned: a plan begins at the checkpoint, or no restart can judge it."""
         if life.unsaved:
             life.unsaved = life.member.store(life.unsaved)
         if life.unsaved:
             raise Unavailable(f"the registry does not take the progress of {sorted(g.partition for g in life.unsaved)}")
 
-    def _stored(self, life: Life, grants: dict[Grant, int]) -> dict[Grant, int]:
+    def _stored(self, life: StreamLife, grants: dict[Grant, int]) -> dict[Grant, int]:
         """The offsets to which the sink's commits have brought these partitions."""
         rows = life.member.rows([grant.partition for grant in grants])
         current = {grant: rows[grant.partition] for grant in grants if rows[grant.partition].epoch == grant.epoch}
@@ -227,7 +227,7 @@ class GroupReader(StreamReader):
 
     # ---- after a restart --------------------------------------------------------------------------------------------
 
-    def _claimed_again(self, life: Life, planned: Planned) -> Sheet:
+    def _claimed_again(self, life: StreamLife, planned: Planned) -> Sheet:
         """A batch of an earlier life, under the epochs of now; without what another member has had since."""
         shares = life.member.shares
         life.planner.begin_newcomers()
@@ -242,7 +242,7 @@ class GroupReader(StreamReader):
         return Sheet(planned.identity, life.member.me.inc, taken, tuple(sorted(dropped)))
 
 
-def _is_committed(life: Life) -> bool:
+def _is_committed(life: StreamLife) -> bool:
     """Whether the sink has committed the running batch already: then a hand-over need not wait for Spark."""
     running, mark = life.running, life.files.mark()
     return running is not None and mark is not None and mark.done == running.plan
