@@ -16,7 +16,7 @@ from pxrs.testing.faults.checker import Violation
 from tests.simulation.batches import BATCH_SETTINGS, BatchCluster, BatchProcess
 from tests.simulation.cluster import Cluster
 from tests.simulation.histories import LEASE, Outcome, Story, main
-from tests.simulation.world import Faults
+from tests.simulation.timeline import Faults
 
 LEAST_BATCHES = 10
 
@@ -40,9 +40,9 @@ class BatchStory(Story):
     cluster: BatchCluster
 
     def _new_cluster(self) -> Cluster:
-        chance = self.world.random
+        chance = self.timeline.random
         return BatchCluster(
-            self.world,
+            self.timeline,
             partitions=chance.randint(8, 10),
             settings=BATCH_SETTINGS.with_(max_batch_rows=chance.choice((3, 6, 12))),
             together=chance.random() < 0.75,
@@ -59,12 +59,12 @@ class BatchStory(Story):
 
     def _begin(self) -> None:
         """In most histories things go wrong from the first moment, while no partition has a checkpoint yet."""
-        if self.world.random.random() < 0.75:
+        if self.timeline.random.random() < 0.75:
             self.cluster.faults = self._faults()
         super()._begin()
 
     def _faults(self) -> Faults:
-        chance = self.world.random
+        chance = self.timeline.random
         return replace(
             super()._faults(),
             lost_reply=chance.choice((0, 0.05, 0.15)),
@@ -99,7 +99,7 @@ class FailingStory(BatchStory):
 
     def _new_cluster(self) -> Cluster:
         settings = BATCH_SETTINGS.with_(max_batch_rows=24)
-        return BatchCluster(self.world, partitions=8, settings=settings, poison=4)
+        return BatchCluster(self.timeline, partitions=8, settings=settings, poison=4)
 
     def _faults(self) -> Faults:
         return replace(super()._faults(), failing=0.3, log_down=0, sink_down=0.01)

@@ -27,7 +27,7 @@ from pxrs.settings import Settings
 from pxrs.testing.faults.checker import Processed, Waived
 from tests.simulation.cluster import GROUP, QUEUE, SETTINGS, Cluster, Nap, Process
 from tests.simulation.sink import Place, SimulatedSink, Storage
-from tests.simulation.world import CALM
+from tests.simulation.timeline import CALM
 
 BATCH_SETTINGS = SETTINGS.with_(progress_limit_ms=6_000, tries=2, target_batch_ms=1_500)
 
@@ -129,7 +129,7 @@ class BatchProcess(Process):
         self._stopping = False
         self._rung = False
         self._driver = greenlet.greenlet(BatchLoop(self._assembly()).run, parent=cluster.hub)
-        cluster.world.at(cluster.world.now, self._driver.switch)
+        cluster.timeline.at(cluster.timeline.now, self._driver.switch)
 
     def _new_work(self, settings: Settings) -> HeldPartitions:
         self._settings = settings
@@ -185,7 +185,7 @@ class BatchProcess(Process):
     # ---- what a user's program does ---------------------------------------------------------------------------------
 
     def _execute(self, batch: Batch) -> list[Place]:
-        chance = self.cluster.world.random
+        chance = self.cluster.timeline.random
         longest = 0.1 if self.cluster.faults is CALM else 0.6
         self.sleep(chance.uniform(3, 9) if self.cluster.strikes("hanging") else chance.uniform(0.02, longest))
         places = [Place(r.partition, offset, r.epoch) for r in batch.ranges for offset in range(r.start, r.end)]
@@ -196,20 +196,20 @@ class BatchProcess(Process):
         return [place for place in places if not self._is_mute(place)]
 
     def _processed(self, place: Place) -> None:
-        self.cluster.world.history.append(Processed(place.partition, place.offset, self.owner, place.epoch))
+        self.cluster.timeline.history.append(Processed(place.partition, place.offset, self.owner, place.epoch))
 
     def _is_mute(self, place: Place) -> bool:
         """Some messages have no output: where a batch has none at all, there is nothing to stage and to show."""
         mute = (place.partition + place.offset) % 5 == 0
         if mute:
-            self.cluster.world.history.append(Waived(place.partition, place.offset))
+            self.cluster.timeline.history.append(Waived(place.partition, place.offset))
         return mute
 
     def keep(self, message: Message, cause: BaseException | str, stack: str, tries: int, context: Context) -> None:
         """Only a message that really failed may stand in the dead letters: not one whose sink did, for example."""
         self._processed(Place(message.partition, message.offset, context.epoch))
         if SimulatedFailure.__name__ in f"{cause!r}":  # the loop of batches says it in words
-            self.cluster.world.history.append(Waived(message.partition, message.offset))
+            self.cluster.timeline.history.append(Waived(message.partition, message.offset))
 
 
 @dataclass

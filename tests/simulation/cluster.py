@@ -29,8 +29,8 @@ from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Store, Swap
 from pxrs.stores.memory import MemoryStore
 from pxrs.testing.faults.checker import Planned, Processed, Sent, Stored
+from tests.simulation.timeline import CALM, Faults, SkewedClock, Timeline
 from tests.simulation.wire import Wire
-from tests.simulation.world import CALM, Faults, SkewedClock, World
 
 QUEUE, GROUP = "simulated", "group"
 LEASES_MS = (2_000, 3_000, 4_500)
@@ -104,9 +104,10 @@ class SimulatedWork:
         return Counters()
 
     def _later(self, task: _Task) -> None:
-        world = self._cluster.world
-        world.at(
-            world.now + world.random.uniform(0.05, 0.8), lambda: self._process.when_awake(lambda: self._step(task))
+        timeline = self._cluster.timeline
+        timeline.at(
+            timeline.now + timeline.random.uniform(0.05, 0.8),
+            lambda: self._process.when_awake(lambda: self._step(task)),
         )
 
     def _step(self, task: _Task) -> None:
@@ -115,13 +116,13 @@ class SimulatedWork:
             return
         if task.running:
             self._finish(task)
-        elif not task.draining and not task.paused and self._cluster.world.now < self._alive_until:
+        elif not task.draining and not task.paused and self._cluster.timeline.now < self._alive_until:
             task.running = task.position < self._cluster.ends[task.grant.partition]
         self._later(task)
 
     def _finish(self, task: _Task) -> None:
         grant = task.grant
-        self._cluster.world.history.append(Processed(grant.partition, task.position, grant.owner, grant.epoch))
+        self._cluster.timeline.history.append(Processed(grant.partition, task.position, grant.owner, grant.epoch))
         task.position += 1
         task.running = False
         if task.draining:
@@ -138,17 +139,17 @@ class Nap:
 
     def take(self, seconds: float | None) -> None:
         """Sleep; None: until it is ended."""
-        world = self._process.cluster.world
+        timeline = self._process.cluster.timeline
         self._count += 1
         self._sleeper = greenlet.getcurrent()
         if seconds is not None:
-            world.at(world.now + seconds, partial(self._over, self._count))
+            timeline.at(timeline.now + seconds, partial(self._over, self._count))
         self._process.cluster.hub.switch()
 
     def end(self) -> None:
         if self._sleeper is not None:
-            world = self._process.cluster.world
-            world.at(world.now, partial(self._over, self._count))
+            timeline = self._process.cluster.timeline
+            timeline.at(timeline.now, partial(self._over, self._count))
 
     def _over(self, count: int) -> None:
         def go_on() -> None:
@@ -164,12 +165,12 @@ class Process:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
-        self.clock = SkewedClock(cluster.world)
-        inc = f"{cluster.world.random.getrandbits(64):016x}"
+        self.clock = SkewedClock(cluster.timeline)
+        inc = f"{cluster.timeline.random.getrandbits(64):016x}"
         self.owner = Owner(name, inc)
         registry = Registry(Wire(cluster, self), QUEUE, GROUP, self.clock, waker=name)
-        grace = cluster.world.random.choice((0, 0, 5_000))
-        settings = cluster.settings.with_(lease_ms=cluster.world.random.choice(LEASES_MS))
+        grace = cluster.timeline.random.choice((0, 0, 5_000))
+        settings = cluster.settings.with_(lease_ms=cluster.timeline.random.choice(LEASES_MS))
         row = MemberRow(name, inc, lease_ms=settings.lease_ms, grace_ms=grace)
         work = self._new_work(settings)
         self.member = Member(registry, work, row, settings, self.clock, self._nonce, cluster.report)
@@ -182,23 +183,23 @@ class Process:
         self._spins = 0
         self.spun = False
         self._loop = greenlet.greenlet(self._run, parent=cluster.hub)
-        cluster.world.at(cluster.world.now, self._loop.switch)
+        cluster.timeline.at(cluster.timeline.now, self._loop.switch)
 
     def _new_work(self, settings: Settings) -> Work:
         return SimulatedWork(self.cluster, self)
 
     def _nonce(self) -> str:
-        return f"{self.cluster.world.random.getrandbits(64):016x}"
+        return f"{self.cluster.timeline.random.getrandbits(64):016x}"
 
     def _run(self) -> None:
         """The loop that a thread runs in a real process."""
         while self.alive and not self._initialized():
             self.sleep(0.5)
         while self.alive and not self.member.finished:
-            began = self.cluster.world.now
+            began = self.cluster.timeline.now
             wake = self.member.round()
-            self._check_spinning(idle=wake <= began == self.cluster.world.now)
-            self._rest(max(0.001, wake - self.cluster.world.now))
+            self._check_spinning(idle=wake <= began == self.cluster.timeline.now)
+            self._rest(max(0.001, wake - self.cluster.timeline.now))
         self._exit()
 
     def _rest(self, seconds: float) -> None:
@@ -223,7 +224,7 @@ class Process:
     def sleep(self, seconds: float) -> None:
         """Let the others go on meanwhile. A paused process goes on later, a dead one never."""
         me = greenlet.getcurrent()
-        self.cluster.world.at(self.cluster.world.now + seconds, lambda: self.when_awake(me.switch))
+        self.cluster.timeline.at(self.cluster.timeline.now + seconds, lambda: self.when_awake(me.switch))
         self.cluster.hub.switch()
 
     def wake(self) -> None:
@@ -234,14 +235,14 @@ class Process:
         """Do it now, or when this process is continued, or never if it is dead."""
         if not self.alive:
             return
-        if self.cluster.world.now < self._asleep_until:
-            self.cluster.world.at(self._asleep_until, lambda: self.when_awake(action))
+        if self.cluster.timeline.now < self._asleep_until:
+            self.cluster.timeline.at(self._asleep_until, lambda: self.when_awake(action))
         else:
             action()
 
     def pause(self, seconds: float) -> None:
         """As SIGSTOP and, later, SIGCONT."""
-        self._asleep_until = self.cluster.world.now + seconds
+        self._asleep_until = self.cluster.timeline.now + seconds
 
     def leave(self) -> None:
         self.member.leave()
@@ -292,7 +293,7 @@ class DirectStore(Store):
 class Cluster:
     """The group: its store, its log, its processes, and who may go wrong how often."""
 
-    world: World
+    timeline: Timeline
     partitions: int
     store: MemoryStore = field(default_factory=MemoryStore)
     settings: Settings = SETTINGS
@@ -308,18 +309,18 @@ class Cluster:
         self._base = f"/pxrs/{QUEUE}/{GROUP}/"
 
     def report(self, kind: str, facts: Mapping[str, Any]) -> None:
-        self.events.append((self.world.now, kind, facts))
+        self.events.append((self.timeline.now, kind, facts))
 
     def strikes(self, fault: str) -> bool:
         chance: float = getattr(self.faults, fault)
-        hit = chance > 0 and self.world.random.random() < chance
+        hit = chance > 0 and self.timeline.random.random() < chance
         self.struck += hit
         return hit
 
     def journey(self) -> float:
         if self.strikes("slow"):
-            return self.world.random.uniform(0.2, 2.0)
-        return self.world.random.uniform(0.0005, 0.01)
+            return self.timeline.random.uniform(0.2, 2.0)
+        return self.timeline.random.uniform(0.0005, 0.01)
 
     def start(self, name: str) -> Process:
         process = self._new_process(name)
@@ -338,8 +339,8 @@ class Cluster:
 
     def send(self, count: int) -> None:
         for _ in range(count):
-            partition = self.world.random.randrange(self.partitions)
-            self.world.history.append(Sent(partition, self.ends[partition]))
+            partition = self.timeline.random.randrange(self.partitions)
+            self.timeline.history.append(Sent(partition, self.ends[partition]))
             self.ends[partition] += 1
 
     # ---- the store's side of a write --------------------------------------------------------------------------
@@ -364,14 +365,14 @@ class Cluster:
             kind = key.removeprefix(self._base).partition("/")[0]
             if kind == "partition" and row is not None:
                 stored = rows.decode_partition(int(key[-5:]), row.value)
-                self.world.history.append(Stored(stored.number, by, stored))
+                self.timeline.history.append(Stored(stored.number, by, stored))
             elif kind == "group" and row is not None:
-                self.world.history.append(Planned(by, rows.decode_group(GROUP, row.value)))
+                self.timeline.history.append(Planned(by, rows.decode_group(GROUP, row.value)))
             elif kind == "bell":
                 self._ring()
 
     def _ring(self) -> None:
         for process in self.living():
             if not self.strikes("dropped_wake"):
-                delay = self.world.random.uniform(0.0, 0.05)
-                self.world.at(self.world.now + delay, lambda p=process: p.when_awake(p.hear))  # type: ignore[misc]
+                delay = self.timeline.random.uniform(0.0, 0.05)
+                self.timeline.at(self.timeline.now + delay, lambda p=process: p.when_awake(p.hear))  # type: ignore[misc]

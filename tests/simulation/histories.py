@@ -18,7 +18,7 @@ from pxrs.model import EVICTED, Cause
 from pxrs.runtime.registry.registry import Registry
 from pxrs.testing.faults.checker import Rested, Stored, Violation, check
 from tests.simulation.cluster import GROUP, QUEUE, SETTINGS, Cluster, DirectStore, Process
-from tests.simulation.world import CALM, Faults, SkewedClock, World
+from tests.simulation.timeline import CALM, Faults, SkewedClock, Timeline
 
 LEASE = SETTINGS.lease_ms / 1000
 CAMPAIGN_SECONDS = 5 * LEASE
@@ -57,14 +57,14 @@ class Story:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.world = World(seed)
-        self._chance = self.world.random
+        self.timeline = Timeline(seed)
+        self._chance = self.timeline.random
         self.cluster = self._new_cluster()
         self._names = ["A", "B", "C", "D"][: self._chance.randint(3, 4)]
         self._injected = 0
 
     def _new_cluster(self) -> Cluster:
-        return Cluster(self.world, partitions=self._chance.randint(8, 10))
+        return Cluster(self.timeline, partitions=self._chance.randint(8, 10))
 
     def run(self) -> Outcome:
         """Run it to its end and let the checker speak."""
@@ -73,11 +73,11 @@ class Story:
         self._quiet()
         for process in self.cluster.processes:
             process.end()
-        history = self.world.history
+        history = self.timeline.history
         return Outcome(
             seed=self.seed,
             violations=(*check(history), *self._misbehaved()),
-            steps=self.world.steps,
+            steps=self.timeline.steps,
             faults=self._injected + self.cluster.struck,
             members=len(self._names),
             partitions=self.cluster.partitions,
@@ -101,8 +101,8 @@ class Story:
     def _begin(self) -> None:
         self.cluster.send(12)
         for name in self._names:
-            self.world.at(self.world.now + self._chance.uniform(0, 1.5), lambda n=name: self._start(n))  # type: ignore[misc]
-        self.world.run_until(self.world.now + 2)
+            self.timeline.at(self.timeline.now + self._chance.uniform(0, 1.5), lambda n=name: self._start(n))  # type: ignore[misc]
+        self.timeline.run_until(self.timeline.now + 2)
 
     def _start(self, name: str) -> None:
         self.cluster.start(name)
@@ -111,9 +111,9 @@ class Story:
 
     def _campaign(self) -> None:
         self.cluster.faults = self._faults()
-        end = self.world.now + CAMPAIGN_SECONDS
-        while self.world.now < end:
-            self.world.run_until(self.world.now + self._chance.uniform(0.2, 1.5))
+        end = self.timeline.now + CAMPAIGN_SECONDS
+        while self.timeline.now < end:
+            self.timeline.run_until(self.timeline.now + self._chance.uniform(0.2, 1.5))
             self._strike()
             self.cluster.send(self._chance.randint(0, 4))
 
@@ -185,7 +185,7 @@ class Story:
         name = self._chance.choice(self._names)
         for process in self.cluster.processes:
             process.excused = process.excused or process.owner.id == name
-        return self._operate(lambda registry: registry.evict(name, f"{EVICTED}{self.world.steps}"))
+        return self._operate(lambda registry: registry.evict(name, f"{EVICTED}{self.timeline.steps}"))
 
     def _drain(self) -> bool:
         name = self._chance.choice(self._names)
@@ -197,7 +197,7 @@ class Story:
         return self._operate(lambda registry: registry.pause([partition], self._chance.random() < 0.5))
 
     def _operate(self, act: Callable[[Registry], object]) -> bool:
-        registry = Registry(DirectStore(self.cluster), QUEUE, GROUP, SkewedClock(self.world))
+        registry = Registry(DirectStore(self.cluster), QUEUE, GROUP, SkewedClock(self.timeline))
         try:
             act(registry)
         except PxrsError:
@@ -211,16 +211,16 @@ class Story:
         self.cluster.faults = CALM
         self.cluster.continue_all()
         self._operate(lambda registry: registry.pause(range(self.cluster.partitions), False))
-        self.world.run_until(self.world.now + LEASE)
+        self.timeline.run_until(self.timeline.now + LEASE)
         for name in self._names:
             if name not in {p.owner.id for p in self.cluster.living()}:
                 self._start(name)
-        self.world.run_until(self.world.now + self.quiet_seconds)
-        seen = len(self.world.history)
-        self.world.run_until(self.world.now + REST_SECONDS)
-        moves = sum(isinstance(e, Stored) and e.row.cause is Cause.CLAIM for e in self.world.history[seen:])
+        self.timeline.run_until(self.timeline.now + self.quiet_seconds)
+        seen = len(self.timeline.history)
+        self.timeline.run_until(self.timeline.now + REST_SECONDS)
+        moves = sum(isinstance(e, Stored) and e.row.cause is Cause.CLAIM for e in self.timeline.history[seen:])
         live = tuple(p.owner for p in self.cluster.living())
-        self.world.history.append(Rested(live, dict(enumerate(self.cluster.ends)), moves, self._shows()))
+        self.timeline.history.append(Rested(live, dict(enumerate(self.cluster.ends)), moves, self._shows()))
 
     def _shows(self) -> bool:
         """Whether the members have an output that is recorded."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from pxrs.errors import Fenced, Unavailable
 from pxrs.model import Batch, Grant
 from pxrs.testing.faults.checker import Shown, Withdrawn
-from tests.simulation.world import CALM, Weather
+from tests.simulation.timeline import CALM, Weather
 
 
 class Writer(Protocol):
@@ -67,7 +67,7 @@ class SimulatedSink:
                 self._take_time()
             self._storage.staged.setdefault(batch.name, {}).setdefault(place.partition, []).append(place)
         self._take_time()
-        if batch.name not in self._storage.plans and self._process.cluster.world.random.random() < 0.5:
+        if batch.name not in self._storage.plans and self._process.cluster.timeline.random.random() < 0.5:
             # Whether a sink notices or not: such a batch can never be committed.
             raise Fenced(f"batch {batch.name} was cleared away: one of its partitions has a new owner")
         self._written = batch.name
@@ -78,13 +78,13 @@ class SimulatedSink:
         for partition in list(self._storage.staged.get(name, ())):
             self._take_time()
             for place in self._storage.staged.get(name, {}).pop(partition, ()):
-                self._process.cluster.world.history.append(Shown(*place))
+                self._process.cluster.timeline.history.append(Shown(*place))
         self._take_time()
         self._storage.clear(name)
 
     def discard(self, batch: Batch) -> None:
         failed = self._written != batch.name
-        self._process.cluster.world.history.append(Withdrawn(batch.ranges, failed))
+        self._process.cluster.timeline.history.append(Withdrawn(batch.ranges, failed))
         self._take_time()
         self._storage.clear(batch.name)
 
@@ -107,7 +107,7 @@ class SimulatedSink:
         cluster = self._process.cluster
         if cluster.strikes("torn"):
             self._process.crash()
-        self._process.sleep(0.001 if cluster.faults is CALM else cluster.world.random.choice((0.001, 0.02, 0.3)))
+        self._process.sleep(0.001 if cluster.faults is CALM else cluster.timeline.random.choice((0.001, 0.02, 0.3)))
         if cluster.strikes("sink_down"):
             self.failed = True
-            raise cluster.world.random.choice(outages or (Unavailable, OSError))("simulated outage of the sink")
+            raise cluster.timeline.random.choice(outages or (Unavailable, OSError))("simulated outage of the sink")

@@ -50,7 +50,7 @@ def test_a_few_histories_of_batches_that_fail_for_daily_use() -> None:
 def test_a_seed_of_batches_replays_exactly() -> None:
     first, second = BatchStory(4711), BatchStory(4711)
     assert first.run() == second.run()
-    assert first.world.history == second.world.history
+    assert first.timeline.history == second.timeline.history
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from pxrs.model import Owner
 from pxrs.stores.base import Outcome, Swap
 from tests.simulation.cluster import LEASES_MS, SETTINGS, Cluster, Process
-from tests.simulation.world import World
+from tests.simulation.timeline import Timeline
 
 LEASE = LEASES_MS[0] / 1000
 PHASES = 9
@@ -35,11 +35,11 @@ class Counted(Cluster):
 
     def journey(self) -> float:
         self.calls += 1  # there and back: two for each call
-        return self.world.random.uniform(0.0, 0.0002)
+        return self.timeline.random.uniform(0.0, 0.0002)
 
     def apply(self, by: Owner, swaps: Sequence[Swap]) -> list[Outcome]:
         if any("/member/" in swap.key for swap in swaps):
-            self.beats[by.id] = self.world.now
+            self.beats[by.id] = self.timeline.now
         return super().apply(by, swaps)
 
     def leader(self) -> Process:
@@ -49,13 +49,13 @@ class Counted(Cluster):
 
 def at_rest(size: int, seed: int) -> Counted:
     """Members that joined one after another, so that each beats at a moment of its own."""
-    world = World(seed)
-    world.random = Plain(seed)
-    cluster = Counted(world, partitions=2 * size, settings=SETTINGS.with_(poll_ms=3_600_000))
+    timeline = Timeline(seed)
+    timeline.random = Plain(seed)
+    cluster = Counted(timeline, partitions=2 * size, settings=SETTINGS.with_(poll_ms=3_600_000))
     for number in range(size):
         cluster.start(f"m{number:02}")
-        world.run_until(world.now + world.random.uniform(0, LEASE / 2))
-    world.run_until(world.now + 5 * LEASE)
+        timeline.run_until(timeline.now + timeline.random.uniform(0, LEASE / 2))
+    timeline.run_until(timeline.now + 5 * LEASE)
     return cluster
 
 
@@ -63,7 +63,7 @@ def noticed_after(cluster: Counted, victim: Process) -> float:
     """Leases from the last beat of the one that crashes until there is a plan without it."""
     known = len(cluster.events)
     victim.crash()
-    cluster.world.run_until(cluster.world.now + 3 * LEASE)
+    cluster.timeline.run_until(cluster.timeline.now + 3 * LEASE)
     for moment, kind, facts in cluster.events[known:]:
         if kind == "planned" and victim.owner.id not in facts["members"]:
             return (moment - cluster.beats[victim.owner.id]) / LEASE
@@ -76,7 +76,7 @@ def test_a_crash_is_noticed_within_a_lease_and_a_tenth_of_the_last_beat(who: str
     took = []
     for phase in range(PHASES):
         cluster = at_rest(size, seed=phase)
-        cluster.world.run_until(cluster.world.now + phase * LEASE / PHASES)
+        cluster.timeline.run_until(cluster.timeline.now + phase * LEASE / PHASES)
         leader = cluster.leader()
         others = [process for process in cluster.living() if process is not leader]
         took.append(noticed_after(cluster, leader if who == "the leader" else others[-1]))
@@ -89,7 +89,7 @@ def test_looking_closely_costs_at_most_seven_calls_a_lease_however_large_the_gro
     cluster = at_rest(size, seed=size)
     leases = 20
     before = cluster.calls
-    cluster.world.run_until(cluster.world.now + leases * LEASE)
+    cluster.timeline.run_until(cluster.timeline.now + leases * LEASE)
     beats, looks = 3 * size, 3 * size if size > 1 else 0
     assert (cluster.calls - before) / 2 / leases <= beats + looks + 7 * (size > 1) + 0.1
 

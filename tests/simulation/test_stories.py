@@ -33,5 +33,5 @@ def test_a_few_histories_for_daily_use(show: Callable[[str], None]) -> None:
 def test_a_seed_replays_exactly() -> None:
     first, second = Story(4711), Story(4711)
     assert first.run() == second.run()
-    assert first.world.history == second.world.history
+    assert first.timeline.history == second.timeline.history
     assert [e[:2] for e in first.cluster.events] == [e[:2] for e in second.cluster.events]

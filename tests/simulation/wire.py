@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from pxrs.errors import Unavailable
 from pxrs.model import Owner
 from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap, unknown
-from tests.simulation.world import Weather
+from tests.simulation.timeline import Weather
 
 T = TypeVar("T")
 
@@ -82,8 +82,8 @@ class Wire(Store):
             self._travel(slow=True)
             return None
         late = cluster.strikes("late_write")
-        landing = cluster.world.now + journey + (cluster.world.random.uniform(0, 6) if late else 0)
-        cluster.world.at(landing, lambda: box.append(write()))
+        landing = cluster.timeline.now + journey + (cluster.timeline.random.uniform(0, 6) if late else 0)
+        cluster.timeline.at(landing, lambda: box.append(write()))
         if late or cluster.strikes("lost_reply"):
             self._travel(slow=True)
             return None

@@ -14,26 +14,26 @@ from pxrs.rules.assignment import plan
 from pxrs.runtime.registry.registry import Registry
 from pxrs.runtime.registry.rows import Held
 from tests.simulation.cluster import GROUP, QUEUE, Cluster, DirectStore
-from tests.simulation.world import World
+from tests.simulation.timeline import Timeline
 
 CHECKPOINTS = {0: 340, 1: 285, 2: 210, 3: 180, 4: 95, 5: 140, 6: 73, 7: 58}
 
 
 def test_the_crash_of_consumer_b() -> None:
-    world = World(seed=1)
-    cluster = Cluster(world, partitions=8)
+    timeline = Timeline(seed=1)
+    cluster = Cluster(timeline, partitions=8)
     names = ["consumer-A", "consumer-B", "consumer-C"]
     _begin_as_drawn(Registry(DirectStore(cluster), QUEUE, GROUP, SystemClock()), names)
     cluster.ends = [CHECKPOINTS[p] for p in range(8)]
     members = {name: cluster.start(name) for name in names}
-    world.run_until(world.now + 8)
+    timeline.run_until(timeline.now + 8)
     assert {n: sorted(p.member.handles) for n, p in members.items()} == {
         "consumer-A": [0, 1, 2], "consumer-B": [3, 4, 5], "consumer-C": [6, 7],
     }  # fmt: skip
 
     members["consumer-B"].crash()
     seen = len(cluster.events)
-    world.run_until(world.now + 30)
+    timeline.run_until(timeline.now + 30)
 
     claims = {f["partition"]: f["checkpoint"] for _, kind, f in cluster.events[seen:] if kind == "claimed"}
     assert claims == {3: 180, 4: 95, 5: 140}, "only what the dead consumer held moves, and resumes at its checkpoints"

@@ -48,7 +48,7 @@ class Fake:
         self.code = -signal.SIGKILL
 
 
-class World:
+class Setup:
     """A supervisor, its clock and all processes that it has started."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, processes: int, sources: Any = None) -> None:
@@ -93,28 +93,28 @@ class World:
         return not self.it._is_needed()
 
 
-Make = Callable[..., World]
+Make = Callable[..., Setup]
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     with ExitStack() as closing:
 
-        def world(processes: int, sources: Any = None) -> World:
-            made = World(monkeypatch, processes, sources)
+        def setup(processes: int, sources: Any = None) -> Setup:
+            made = Setup(monkeypatch, processes, sources)
             closing.callback(made.close)
             return made
 
-        yield world
+        yield setup
 
 
 @pytest.fixture
-def one(make: Make) -> World:
+def one(make: Make) -> Setup:
     return make(1)
 
 
 @pytest.fixture
-def three(make: Make) -> World:
+def three(make: Make) -> Setup:
     return make(3)
 
 
@@ -122,14 +122,14 @@ def test_pauses_double_up_to_a_minute() -> None:
     assert [pause_after(n) for n in (1, 2, 3, 6, 7, 8, 10_000)] == [1, 2, 4, 32, 60, 60, 60]
 
 
-def test_the_others_follow_when_the_first_has_joined(three: World) -> None:
+def test_the_others_follow_when_the_first_has_joined(three: Setup) -> None:
     three.step(100)
     assert [fake.order.member for fake in three.started] == ["shop-1"]
     three.join(0)
     assert [fake.order.member for fake in three.started] == ["shop-1", "shop-2", "shop-3"]
 
 
-def test_who_fails_again_and_again_waits_longer_and_who_was_steady_does_not(one: World) -> None:
+def test_who_fails_again_and_again_waits_longer_and_who_was_steady_does_not(one: Setup) -> None:
     for life, pause in enumerate([1, 2, 4, 8]):
         one.end(life, 1)
         one.step(pause - 0.01)
@@ -142,7 +142,7 @@ def test_who_fails_again_and_again_waits_longer_and_who_was_steady_does_not(one:
     assert len(one.started) == 6 and {fake.order.member for fake in one.started} == {"shop-1"}
 
 
-def test_who_keeps_failing_is_told_once_and_started_again(one: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_keeps_failing_is_told_once_and_started_again(one: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     for life in range(7):
         one.end(life, 1)
         one.step(61)
@@ -151,12 +151,12 @@ def test_who_keeps_failing_is_told_once_and_started_again(one: World, capsys: py
     assert "it has failed with exit code 1. Its last lines above say why" in said
 
 
-def test_a_wrong_set_up_at_the_start_ends_it(one: World) -> None:
+def test_a_wrong_set_up_at_the_start_ends_it(one: Setup) -> None:
     one.end(0, SET_UP_IS_WRONG)
     assert one.is_over and one.it._code == 1
 
 
-def test_a_wrong_set_up_later_ends_nobody_else(three: World) -> None:
+def test_a_wrong_set_up_later_ends_nobody_else(three: Setup) -> None:
     three.join(0)
     three.end(1, SET_UP_IS_WRONG)  # the module was spoilt while the others work
     assert not three.is_over and [fake.told for fake in three.started] == [[], [], []]
@@ -164,7 +164,7 @@ def test_a_wrong_set_up_later_ends_nobody_else(three: World) -> None:
     assert three.started[-1].order.number == 2
 
 
-def test_a_process_that_leaves_is_not_started_again_and_the_last_one_ends_it(three: World) -> None:
+def test_a_process_that_leaves_is_not_started_again_and_the_last_one_ends_it(three: Setup) -> None:
     three.join(0)
     for index in range(3):
         assert not three.is_over
@@ -173,7 +173,7 @@ def test_a_process_that_leaves_is_not_started_again_and_the_last_one_ends_it(thr
     assert three.is_over and three.it._code == 0 and len(three.started) == 3
 
 
-def test_a_name_that_is_taken_ends_all(three: World) -> None:
+def test_a_name_that_is_taken_ends_all(three: Setup) -> None:
     three.join(0)
     three.end(1, NAME_IS_TAKEN)
     assert [fake.told for fake in three.started] == [["terminate"], [], ["terminate"]]
@@ -182,7 +182,7 @@ def test_a_name_that_is_taken_ends_all(three: World) -> None:
     assert three.is_over and three.it._code == 1
 
 
-def test_who_does_not_leave_in_time_is_killed_and_the_exit_code_says_so(three: World) -> None:
+def test_who_does_not_leave_in_time_is_killed_and_the_exit_code_says_so(three: Setup) -> None:
     three.join(0)
     three.signal(signal.SIGTERM)
     three.signal(signal.SIGTERM)  # said again: nothing new
@@ -195,20 +195,20 @@ def test_who_does_not_leave_in_time_is_killed_and_the_exit_code_says_so(three: W
     assert three.started[2].told == ["terminate", "kill"] and three.is_over and three.it._code == 1
 
 
-def test_a_second_ctrl_c_does_not_wait(one: World) -> None:
+def test_a_second_ctrl_c_does_not_wait(one: Setup) -> None:
     one.signal(signal.SIGINT)
     assert one.started[0].told == ["terminate"]
     one.signal(signal.SIGINT)
     assert one.started[0].told == ["terminate", "kill"] and one.is_over and one.it._code == 130
 
 
-def test_who_waits_for_a_new_start_is_not_started_after_sigterm(one: World) -> None:
+def test_who_waits_for_a_new_start_is_not_started_after_sigterm(one: Setup) -> None:
     one.end(0, 1)
     one.signal(signal.SIGTERM)
     assert one.is_over and one.it._code == 0
 
 
-def test_a_machine_without_room_for_a_process_is_tried_again(three: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_room_for_a_process_is_tried_again(three: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     three.refusal = BlockingIOError(11, "Resource temporarily unavailable")
     three.join(0)
     assert "process 2 cannot be started (Resource temporarily unavailable); it starts again in 1 s" in (
@@ -232,29 +232,29 @@ class Changes:
 
 def test_a_change_lets_all_leave_and_start_again_the_first_one_ahead(make: Make) -> None:
     sources = Changes()
-    world = make(2, sources)
-    world.join(0)
+    setup = make(2, sources)
+    setup.join(0)
     sources.path = "app.py"
-    world.step(1)
-    assert [fake.told for fake in world.started] == [["terminate"], ["terminate"]]
-    world.end(1, 0)
-    assert len(world.started) == 2, "the second one waits for the first"
-    world.step(31)
-    world.step()
-    assert world.started[0].told == ["terminate", "kill"] and world.started[2].order.number == 1
-    world.join(2)
-    assert world.started[3].order.number == 2 and world.it._code == 0
+    setup.step(1)
+    assert [fake.told for fake in setup.started] == [["terminate"], ["terminate"]]
+    setup.end(1, 0)
+    assert len(setup.started) == 2, "the second one waits for the first"
+    setup.step(31)
+    setup.step()
+    assert setup.started[0].told == ["terminate", "kill"] and setup.started[2].order.number == 1
+    setup.join(2)
+    assert setup.started[3].order.number == 2 and setup.it._code == 0
 
 
 def test_with_reload_a_wrong_set_up_waits_for_a_change(make: Make) -> None:
     sources = Changes()
-    world = make(2, sources)
-    world.end(0, SET_UP_IS_WRONG)
-    world.step(1_000)
-    assert len(world.started) == 1 and not world.is_over
+    setup = make(2, sources)
+    setup.end(0, SET_UP_IS_WRONG)
+    setup.step(1_000)
+    assert len(setup.started) == 1 and not setup.is_over
     sources.path = "app.py"
-    world.step(1)
-    assert len(world.started) == 2
-    world.signal(signal.SIGTERM)
-    world.end(1, 0)
-    assert world.is_over
+    setup.step(1)
+    assert len(setup.started) == 2
+    setup.signal(signal.SIGTERM)
+    setup.end(1, 0)
+    assert setup.is_over

@@ -11,7 +11,7 @@ from typing import Protocol
 from pxrs.testing.faults.checker import Event
 
 
-class World:
+class Timeline:
     """Time, chance and the order of things: a heap of what happens next."""
 
     def __init__(self, seed: int) -> None:
@@ -38,15 +38,15 @@ class World:
 class SkewedClock:
     """The clocks of one machine: the same passage of time, but a wall clock that is wrong and may jump."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.offset = world.random.uniform(-7200, 7200)
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self.offset = timeline.random.uniform(-7200, 7200)
 
     def monotonic(self) -> float:
-        return self._world.now
+        return self._timeline.now
 
     def wall(self) -> float:
-        return 1.7e9 + self._world.now + self.offset
+        return 1.7e9 + self._timeline.now + self.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Weather(Protocol):
     """Where a simulated thing is: in virtual time, and under faults that strike."""
 
     @property
-    def world(self) -> World: ...
+    def timeline(self) -> Timeline: ...
 
     @property
     def faults(self) -> Faults: ...
