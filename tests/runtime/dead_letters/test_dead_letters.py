@@ -135,8 +135,18 @@ def test_a_long_stack_is_cut_until_the_letter_fits(queue: pxrs.Queue, small: Dea
     [message] = send(queue, b"small")
     keep(small, message, ValueError("y" * 4_000), "é" * 8_000 + "the end")
     [letter] = small
-    assert letter.by_reference and letter.value == b"small"
+    assert not letter.by_reference and letter.value == b"small", "retention may delete what a letter refers to"
     assert letter.cause.startswith("ValueError: y") and letter.stack.endswith("the end")
+
+
+@pytest.mark.parametrize("size", [*range(1_200, 2_000, 37), 5_000])
+def test_the_message_comes_before_its_stack(queue: pxrs.Queue, small: DeadLetters, size: int) -> None:
+    [message] = send(queue, b"x" * size)
+    keep(small, message, ValueError("y" * 4_000), "é" * 8_000 + "the end")
+    [letter] = small
+    assert letter.value == b"x" * size and letter.cause.startswith("ValueError: y")
+    assert letter.by_reference or letter.stack.endswith("the end") or not letter.stack
+    assert not letter.by_reference or size > 1_300, "what is needed beside a message is below 700 bytes"
 
 
 def test_a_letter_whose_message_is_gone_says_so_and_is_not_sent(queue: pxrs.Queue, small: DeadLetters) -> None:

@@ -2,7 +2,7 @@
 
 Our facts are headers named ``pxrs.*``. The user's own headers are beside them; one whose name begins with ``pxrs.``
 or ``~`` gets a ``~`` before it, so that the two are never mistaken for each other. A message that is too large to be
-kept with its cause is kept by reference: the letter says where it is in the queue's log.
+kept at all is kept by reference: the letter says where it is in the queue's log.
 """
 
 from __future__ import annotations
@@ -66,22 +66,23 @@ class Failure(NamedTuple):
 
 
 def letter_of(message: Message, failure: Failure, log_id: str, now_us: int, most: int | None) -> pa.RecordBatch:
-    """The letter as one row: whole if it is not larger than ``most``, else by reference, with less of the stack if need
-    be."""
+    """The letter as one row, not larger than ``most``: with less of the stack if need be, then by reference.
+
+    The message comes before its stack: retention may delete what a letter refers to.
+    """
     facts = _facts(message, failure, log_id)
     found = _entry(message, facts, now_us)
     if most is None or (size := _size(found)) <= most:
         return found
-    reference = facts | {"by-reference": str(size)}
     empty = message._replace(key=None, value=b"", raw_headers=None, tenant=None)
-    found = _entry(empty, reference, now_us)
-    if _size(found) <= most:
-        return found
-    # A server that takes a few KB only: what is left of the cause is its beginning, and of the stack its end.
-    reference["cause"] = failure.cause[:_SHORT]
-    excess = max(0, _size(_entry(empty, reference, now_us)) - most)
-    reference["stack"] = failure.stack.encode()[excess:].decode(errors="ignore")
-    return _entry(empty, reference, now_us)
+    for kept, more in ((message, {}), (empty, {"by-reference": str(size)})):
+        # The stack keeps its end, where it says what was raised, and only then the cause keeps its beginning.
+        for shorter in (facts, facts | {"cause": failure.cause[:_SHORT]}):
+            found = _entry(kept, shorter | more, now_us)
+            excess, stack = max(0, _size(found) - most), shorter["stack"].encode()
+            if excess <= len(stack):
+                return _entry(kept, shorter | more | {"stack": stack[excess:].decode(errors="ignore")}, now_us)
+    return _entry(empty, shorter | more | {"stack": ""}, now_us)
 
 
 def _facts(message: Message, failure: Failure, log_id: str) -> dict[str, str]:
