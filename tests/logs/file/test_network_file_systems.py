@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import pytest
 
 import pxrs
-from pxrs.io import files
+from pxrs.io import file_system
 from pxrs.logs.pieces import read_range
 from pxrs.settings import Settings
 from pxrs.stores.sqlite.store import SqliteStore
@@ -62,7 +62,7 @@ def test_a_reader_of_what_was_planned_takes_no_lock_and_writes_nothing(
 def test_a_registry_in_sqlite_says_that_a_network_file_system_is_for_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(files, "kind_of_file_system", lambda _: NFS)
+    monkeypatch.setattr(file_system, "kind_of_file_system", lambda _: NFS)
     with caplog.at_level(logging.WARNING, "pxrs"):
         SqliteStore.open(f"sqlite:{tmp_path}/registry.db", Settings()).close()
     [line] = [record.getMessage() for record in caplog.records]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from pxrs.drivers import find_driver
 from pxrs.errors import BadUrl, Closed, Damaged, NewerFormat, NotFound, Refused, Unavailable
-from pxrs.io import files
+from pxrs.io import file_system
 from pxrs.io.clock import SystemClock
-from pxrs.io.files import kind_of_file_system, sync_file_system
+from pxrs.io.file_system import kind_of_file_system, sync_file_system
 from pxrs.model import Grant, Owner
 from pxrs.runtime.registry.registry import Registry
 from pxrs.runtime.registry.rows import Held
@@ -237,7 +237,7 @@ def test_the_journal_begins_anew_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setattr(lockfiles_place, "LONGEST", 500)
     for whole in (True, False):
-        monkeypatch.setattr(files, "_SYNC_AS_A_WHOLE", files._SYNC_AS_A_WHOLE if whole else frozenset())
+        monkeypatch.setattr(file_system, "_SYNC_AS_A_WHOLE", file_system._SYNC_AS_A_WHOLE if whole else frozenset())
         versions = [put(store, f"{whole}/{number}", b"x" * 50) for number in range(20)]
         assert (place / "registry" / "journal").stat().st_size < 800
         assert {row.version for row in store.scan(f"{whole}/")} == set(versions)

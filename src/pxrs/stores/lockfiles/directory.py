@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pxrs.errors import FORBIDDEN, Damaged, NewerFormat, PxrsError, Refused, Unavailable, disk_text
 from pxrs.io.durable import sync_path, write_all, write_file
-from pxrs.io.files import overwrite, put_in_place, sync_file_system
+from pxrs.io.file_system import overwrite, put_in_place, sync_file_system
 from pxrs.io.process import boot_id
 from pxrs.model import Partition
 from pxrs.rules.row_format import decode_partition

@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 from pxrs.drivers import split_url
 from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable, disk_text, masked_url
 from pxrs.io.address import Address
-from pxrs.io.files import NETWORK_FILE_SYSTEMS, check_home, is_read_only, kind_of_file_system, read_only_error
+from pxrs.io.file_system import NETWORK_FILE_SYSTEMS, check_home, is_read_only, kind_of_file_system, read_only_error
 from pxrs.io.fork import renew_in_child
 from pxrs.io.watch.file_bell import Bells
 from pxrs.model import MemberRow

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from pxrs.errors import Closed, Damaged, PxrsError, Refused, Unavailable, disk_text
 from pxrs.io.clock import SystemClock
-from pxrs.io.files import denied_error, is_read_only, read_only_error
+from pxrs.io.file_system import denied_error, is_read_only, read_only_error
 from pxrs.io.fork import guard_fork
 
 PATIENCE_SECONDS = 10.0

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from pxrs.drivers import split_url
 from pxrs.errors import BadUrl, Damaged, NewerFormat, Refused, Unavailable, masked_url
-from pxrs.io.files import check_home, network_file_system
+from pxrs.io.file_system import check_home, network_file_system
 from pxrs.io.watch.file_bell import Bells
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, Verdict, done, unknown
