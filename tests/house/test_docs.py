@@ -200,6 +200,12 @@ def test_named_files_exist(path: Path) -> None:
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
 
 
+def test_the_modules_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", text_of(ROOT / "ARCHITECTURE.md"))
+    assert len(named) > 20
+    assert [name for name in named if not any((root / name).exists() for root in (ROOT, ROOT / "src/pxrs"))] == []
+
+
 @pytest.mark.parametrize("path", PRESENT, ids=name_of)
 def test_named_modules_and_objects_exist(path: Path) -> None:
     named = set(re.findall(r"`(pxrs(?:\.\w+)+)`", text_of(path))) - metadata_keys() - option_names() - logger_names()
