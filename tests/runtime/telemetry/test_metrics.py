@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 import pxrs
+from pxrs.apps.cli.group_metrics import Exporter
 from pxrs.errors import BadSetting
 from pxrs.model import MemberRow
-from pxrs.runtime.queue.group_metrics import Exporter
 from pxrs.runtime.telemetry import metric_names as metrics
 from pxrs.runtime.telemetry.metric_names import Sample
 from pxrs.runtime.telemetry.page import serve_if_possible, text_of

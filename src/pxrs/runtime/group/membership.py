@@ -267,7 +267,7 @@ class Membership:
 # ---- what users have in hand -----------------------------------------------------------------------------------------
 
 
-class Life(Protocol):
+class LifeSpan(Protocol):
     """From a start to an end: that of a member, or of work outside any group."""
 
     meter: Meter
@@ -281,7 +281,7 @@ class Life(Protocol):
 class Running:
     """The base of consumers and pipelines: what can be asked of them, whatever does their work."""
 
-    def __init__(self, life: Life, work: Measured) -> None:
+    def __init__(self, life: LifeSpan, work: Measured) -> None:
         self.__life = life
         self.__work = work
 

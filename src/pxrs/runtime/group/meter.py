@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from pxrs.runtime.delivery import messages_of
 from pxrs.runtime.group.member import Member
 from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.telemetry import metric_names as metrics
+from pxrs.runtime.telemetry.event_log import EventLog
 from pxrs.runtime.telemetry.metric_names import Metric, Sample
 
 _COUNTED: dict[Metric, tuple[str, ...]] = {
@@ -47,7 +49,7 @@ def _none() -> Waiting:
 class Meter:
     """The metrics of one consumer. Nothing is computed on the way of a message; lag is read when asked for.
 
-    ``counts`` says how often the member has reported each kind of event. ``letters`` tells of the dead letters of the
+    ``events`` counts what the member has reported. ``letters`` tells of the dead letters of the
     group: a matter of the member that leads.
     """
 
@@ -56,10 +58,10 @@ class Meter:
         log: Log,
         group: str,
         clock: Clock,
-        counts: Mapping[str, int] | None = None,
+        events: EventLog | None = None,
         letters: Callable[[], Waiting] = _none,
     ) -> None:
-        self._counts = {} if counts is None else counts
+        self._counts = Counter() if events is None else events.counts
         self._letters = letters
         self._log = log
         self._group = group
@@ -77,7 +79,7 @@ class Meter:
         of_group = (self._log.identity.name, self._group)
         labels = (*of_group, self._member.me.id)
         for metric, kinds in _COUNTED.items():
-            yield Sample(metric, labels, sum(self._counts.get(kind, 0) for kind in kinds))
+            yield Sample(metric, labels, sum(self._counts[kind] for kind in kinds))
         yield from self._of_member(self._member, labels)
         yield from self._of_work(self._work, labels)
         if self._member.leader.leads:

@@ -249,7 +249,7 @@ class Queue:
         )  # fmt: skip
         group = registry.group_name
         told = EventLog(self.name, group, self._clock, report)
-        meter = Meter(self.log, group, self._clock, told.counts, lambda: handle().dead_letters.waiting())
+        meter = Meter(self.log, group, self._clock, told, lambda: handle().dead_letters.waiting())
         taking_part = Member(registry, work, row, settings, self._clock, _nonce, told)
         meter.connect(taking_part, work)
         enter = partial(self._enter, registry, name, told, settings)

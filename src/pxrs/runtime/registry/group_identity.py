@@ -69,12 +69,9 @@ class GroupIdentity:
         return found
 
     def _begin_at(self, positions: Mapping[int, int]) -> None:
-        at = self._clock.wall()
-
-        def rule(position: int, row: Partition) -> Partition:
-            return ownership.seek(row, position, None, at)
-
-        raise_first(self._partitions.change({n: partial(rule, p) for n, p in positions.items()}, wake=self.wake))
+        seek = partial(ownership.seek, end=None, at=self._clock.wall())
+        rules = {number: partial(seek, position=position) for number, position in positions.items()}
+        raise_first(self._partitions.change(rules, wake=self.wake))
 
     def check(self, opened: Group) -> None:
         """Refuse a group that is there, and was made with other values or over another log. Writes nothing."""

@@ -275,12 +275,9 @@ class Registry(GroupIdentity):
         self, positions: Mapping[Grant, int | None], known: Mapping[int, Held[Partition]] | None = None
     ) -> Changed:
         """Give partitions up together with their final checkpoints."""
-        at = self._clock.wall()
-
-        def rule(grant: Grant, position: int | None, row: Partition) -> Partition:
-            return ownership.release(row, grant, position, at)
-
-        return self.change({g.partition: partial(rule, g, p) for g, p in positions.items()}, known, wake=True)
+        release = partial(ownership.release, at=self._clock.wall())
+        rules = {g.partition: partial(release, grant=g, position=position) for g, position in positions.items()}
+        return self.change(rules, known, wake=True)
 
     def abandon(self, grant: Grant, position: int | None) -> Changed:
         at = self._clock.wall()
@@ -292,20 +289,13 @@ class Registry(GroupIdentity):
 
     def force_release(self, owners: Mapping[int, Owner], known: Mapping[int, Held[Partition]] | None = None) -> Changed:
         """Take partitions from owners that are dead or late; a writer under the old epoch is fenced."""
-        at = self._clock.wall()
-
-        def rule(owner: Owner, row: Partition) -> Partition:
-            return ownership.force_release(row, owner, at)
-
-        return self.change({n: partial(rule, owner) for n, owner in owners.items()}, known, wake=True)
+        take = partial(ownership.force_release, at=self._clock.wall())
+        return self.change({n: partial(take, owner=owner) for n, owner in owners.items()}, known, wake=True)
 
     def seek(self, positions: Mapping[int, int], ends: Mapping[int, int]) -> Changed:
-        at = self._clock.wall()
-
-        def rule(position: int, row: Partition) -> Partition:
-            return ownership.seek(row, position, ends.get(row.number), at)
-
-        return self.change({n: partial(rule, position) for n, position in positions.items()}, wake=True)
+        seek = partial(ownership.seek, at=self._clock.wall())
+        rules = {n: partial(seek, position=position, end=ends.get(n)) for n, position in positions.items()}
+        return self.change(rules, wake=True)
 
     def pause(self, numbers: Iterable[int], paused: bool) -> Changed:
         return self.change({n: lambda row: ownership.pause(row, paused) for n in numbers}, wake=True)

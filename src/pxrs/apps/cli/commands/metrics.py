@@ -34,7 +34,7 @@ def metrics(
     They are read from the registry and the log: also those of free partitions, and of groups whose members are
     all dead.
     """
-    from pxrs.runtime.queue.group_metrics import Exporter
+    from pxrs.apps.cli.group_metrics import Exporter
     from pxrs.runtime.telemetry.page import text_of
 
     address = None if listen is None else _address(listen)
@@ -55,8 +55,8 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _serve(queue: Queue, host: str, port: int) -> None:
+    from pxrs.apps.cli.group_metrics import Exporter
     from pxrs.runtime.group.membership import signals
-    from pxrs.runtime.queue.group_metrics import Exporter
     from pxrs.runtime.telemetry.page import serve
 
     exporter, over = Exporter(queue, patient=False), threading.Event()
