@@ -23,7 +23,6 @@ from pxrs.model import Grant, MemberRow, Owner
 from pxrs.rules import row_format as rows
 from pxrs.runtime.group.member import Member
 from pxrs.runtime.group.work import Work
-from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.registry.registry import Registry
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Store, Swap
@@ -31,6 +30,7 @@ from pxrs.stores.memory import MemoryStore
 from pxrs.testing.faults.checker import Planned, Processed, Sent, Stored
 from tests.simulation.timeline import CALM, Faults, SkewedClock, Timeline
 from tests.simulation.wire import Wire
+from tests.tools.calm_work import CalmWork
 
 QUEUE, GROUP = "simulated", "group"
 LEASES_MS = (2_000, 3_000, 4_500)
@@ -59,7 +59,7 @@ class _Task:
     paused: bool = False
 
 
-class SimulatedWork:
+class SimulatedWork(CalmWork):
     """Processes messages in virtual time, one at a time for each partition, as the thread engine does."""
 
     def __init__(self, cluster: Cluster, process: Process) -> None:
@@ -90,18 +90,6 @@ class SimulatedWork:
 
     def extend(self, until: float) -> None:
         self._alive_until = until
-
-    def is_stalled(self, now: float) -> bool:
-        return False
-
-    def is_blind(self) -> bool:
-        return False
-
-    def troubles(self) -> dict[int, PxrsError]:
-        return {}
-
-    def tally(self) -> Counters:
-        return Counters()
 
     def _later(self, task: _Task) -> None:
         timeline = self._cluster.timeline

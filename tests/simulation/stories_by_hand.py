@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from pxrs.errors import PxrsError
 from pxrs.model import Grant, MemberRow
 from pxrs.runtime.group.member import Member
-from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.registry.registry import Registry
 from pxrs.settings import Settings
 from pxrs.stores.base import Outcome, Row, Swap, Verdict, unknown
 from pxrs.stores.memory import MemoryStore, SharedRows
+from tests.tools.calm_work import CalmWork
 
 SETTINGS = Settings(lease_ms=9_000, poll_ms=60_000, drain_ms=2_000, commit_interval_ms=1_000)
 
@@ -31,7 +30,7 @@ class HandClock:
         return 1.7e9 + self.now
 
 
-class HandWork:
+class HandWork(CalmWork):
     """Work that only writes down what it is told; the story sets the positions, and who is drained."""
 
     def __init__(self) -> None:
@@ -64,18 +63,6 @@ class HandWork:
 
     def extend(self, until: float) -> None:
         self.until = until
-
-    def is_stalled(self, now: float) -> bool:
-        return False
-
-    def is_blind(self) -> bool:
-        return False
-
-    def troubles(self) -> dict[int, PxrsError]:
-        return {}
-
-    def tally(self) -> Counters:
-        return Counters()
 
 
 class HandStore(MemoryStore):

@@ -17,7 +17,6 @@ from pxrs.io.clock import SystemClock
 from pxrs.model import MemberRow, Message, Owner
 from pxrs.runtime.group.heartbeat import Heartbeat
 from pxrs.runtime.group.leader import Leader
-from pxrs.runtime.ports.counters import Counters
 from pxrs.runtime.ports.events import silent
 from pxrs.runtime.registry.registry import Registry
 from pxrs.settings import Settings
@@ -25,6 +24,7 @@ from pxrs.stores.base import Outcome, Row, Swap, unknown
 from pxrs.stores.memory import MemoryStore
 from pxrs.testing.stores.hooks import Background
 from tests.runtime.support import HASTY, PATIENT, Diary, Recorder, Site, eventually
+from tests.tools.calm_work import CalmWork
 
 A, B = Owner("A", "1"), Owner("B", "1")
 
@@ -370,19 +370,8 @@ def test_a_leader_at_rest_plans_anew_at_its_next_poll_when_the_target_is_gone() 
 
 
 def test_the_word_that_a_member_leaves_is_repeated_until_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Idle:
-        def extend(self, until: float) -> None: ...
-        def is_blind(self) -> bool:
-            return False
-
-        def troubles(self) -> dict[int, PxrsError]:
-            return {}
-
-        def tally(self) -> Counters:
-            return Counters()
-
     registry = a_registry(MemoryStore())
-    pulse = Heartbeat(registry, Idle(), MemberRow("A", "1"), PATIENT, silent, lambda: 0.0)  # type: ignore[arg-type]
+    pulse = Heartbeat(registry, CalmWork(), MemberRow("A", "1"), PATIENT, silent, lambda: 0.0)  # type: ignore[arg-type]
     pulse.keep(0.0)
     sound = registry.set_state
 
