@@ -2,7 +2,7 @@
 
     redis://user:password@h1:6379,h2:6379/place?prefix=orders&tls=true&ca=ca.pem
 
-The user and the password stand in the URL, in files (``?user_file=PATH&password_file=PATH``), or in the environment
+The user and the password are in the URL, in files (``?user_file=PATH&password_file=PATH``), or in the environment
 (``PXRS_REGISTRY_USER``, ``PXRS_REGISTRY_PASSWORD``). Files are read at every connection: a rotated one is picked up.
 """
 

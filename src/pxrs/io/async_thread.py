@@ -18,7 +18,7 @@ PAUSE_SECONDS = 0.002
 class LoopThread:
     """An event loop that is run until the end of the process, or of itself.
 
-    A daemon thread of its own runs it, and hears what comes unasked. To hand work to that thread and the answer back
+    A daemon thread of its own runs it, and reads messages from outside. To hand work to that thread and the answer back
     takes longer than many a server needs. So a thread that asks again and again runs the loop itself meanwhile: what
     the loop calls must not wait for anything that such a thread may hold.
     """
@@ -72,7 +72,7 @@ class LoopThread:
         while not self._ending:
             with self._turn:
                 self._wanted.clear()
-                if self._ending:  # whoever had the turn before may have taken the stop for its own
+                if self._ending:  # the thread that had the turn before may have taken the stop for its own
                     return
                 self.loop.run_forever()
             while not self._is_needed() and not self._wanted.wait(PAUSE_SECONDS) and self._visited:

@@ -74,7 +74,7 @@ def denied_error(path: str) -> OSError | None:
 
 
 def check_home(directory: str, url: str) -> None:
-    """Refuse a directory for a registry that is not there, or into which this user may not look: what stands in it
+    """Refuse a directory for a registry that is not there, or into which this user may not look: its content
     would seem to be absent."""
     try:
         os.stat(os.path.join(directory, "."))

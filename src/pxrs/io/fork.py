@@ -1,6 +1,6 @@
 """The only hook into ``os.fork``: what a child does with the things that its parent had open.
 
-A forked child has copies of the parent's descriptors and locks, and none of its threads. Whoever opens something that
+A forked child has copies of the parent's descriptors and locks, and none of its threads. An object with something that
 must not be shared registers here. In the child functions run first, in the order of their registration: they renew
 what the objects use.
 """

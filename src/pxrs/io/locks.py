@@ -54,7 +54,7 @@ def try_lock(fd: int) -> bool:
 def wait_for_lock(fd: int, deadline: float) -> bool:
     """Take the lock; False if another still holds it at the deadline.
 
-    The kernel would wait for ever, also for a holder that is stopped and never goes on.
+    The kernel would wait forever, also for a holder that is stopped and never goes on.
     """
     pause = _FIRST_PAUSE
     while not try_lock(fd):

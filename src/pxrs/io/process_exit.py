@@ -5,7 +5,7 @@ or a connection ends here first, in one hook:
 
 1. members take no more work, as if they had crashed: no handler starts any more;
 2. producers store what they hold;
-3. threads end: those that wait in a registry or for work are told, and waited for;
+3. threads end: those that wait in a registry or for work are woken, and waited for;
 4. event loops and the watcher of files end.
 
 A connection is closed by the last thread that uses it, never under another one.
@@ -61,7 +61,7 @@ def at_exit(stage: Stage) -> Callable[[Act], Act]:
 def end_all() -> None:
     """Go through all stages; what fails stops nothing else."""
     for stage in Stage:
-        with suppress(KeyboardInterrupt):  # whoever presses Ctrl-C now does not wait for the rest of this stage
+        with suppress(KeyboardInterrupt):  # Ctrl-C skips the rest of this stage
             join_all(_tell(stage), JOIN_SECONDS)
 
 

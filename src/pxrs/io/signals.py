@@ -17,7 +17,7 @@ def wait_long(wait: Callable[[float], object], timeout: float | None = None) -> 
     """Call ``wait(seconds)`` until it returns something true, or the time is over.
 
     Python runs signal handlers in the main thread only, and a process that was stopped (SIGSTOP) may get its signals in
-    any other thread: a main thread that waits without limit would never hear of them. So it waits in slices.
+    any other thread: a main thread that waits without limit would never run the handler. So it waits in slices.
     """
     longest = threading.TIMEOUT_MAX
     left = longest if timeout is None else min(longest, max(0.0, timeout))

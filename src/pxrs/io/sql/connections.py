@@ -3,7 +3,7 @@
 A ``Driver`` (PostgreSQL, MariaDB/MySQL, Oracle) says how to connect, and what an error means: above all whether what
 was sent may have been done (``Sort.LOST``) or was certainly not. ``Connections`` keeps the idle ones of this process.
 A forked child finds none, and leaves those of its parent alone. An answer that does not come in time is an error, also
-from a server that stands still.
+from a server that hangs.
 """
 
 from __future__ import annotations

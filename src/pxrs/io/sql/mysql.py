@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 # FOUND_ROWS: an UPDATE tells how many rows it found, not how many it changed.
 # MULTI_STATEMENTS: a whole batch is one request, with an answer for each statement.
 _FLAGS = CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS
-_GREETING_SECONDS = 2.0  # whoever connects gives up by itself
+_GREETING_SECONDS = 2.0  # the connecting side gives up by itself
 _LOST = {1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1927, 4031}
 _AGAIN = {1205, 1213, 1317, 1020, 1969, 3024}
 _SORTS = {

@@ -1,4 +1,4 @@
-"""Be told when something changes in a directory: one inotify instance and one sleeping thread per process.
+"""Watches directories for changes: one inotify instance and one sleeping thread per process.
 
 The thread blocks in the kernel and costs nothing while nothing happens. Where inotify is missing, or the user's limit
 of watches is reached, a thread compares the directory's entries every 20 ms instead, and says so in a log line. Changes
@@ -131,7 +131,7 @@ class InotifyWatcher:
         self._clear_away()
 
     def _clear_away(self) -> None:
-        """Forget who has cancelled, unless the lock is held: its holder does it then. The holder may be this very
+        """Forget cancelled subscribers, unless the lock is held: its holder does it then. The holder may be this very
         thread, if the garbage collector has cancelled in the middle of its work.
         """
         while self._cancelled and self._lock.acquire(blocking=False):
@@ -267,7 +267,7 @@ _process = _ProcessWatches()
 
 @after_fork
 def _after_fork() -> None:
-    # The child has the parent's descriptors but not its thread; and the parent's lock may be held for ever.
+    # The child has the parent's descriptors but not its thread; and the parent's lock may be held forever.
     global _process
     inherited, _process = _process.watcher, _ProcessWatches()
     if inherited is not None:

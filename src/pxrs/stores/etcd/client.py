@@ -119,7 +119,7 @@ class EtcdClient:
     def _exchange(self, verb: str, requests: Sequence[Any], deadline: float, parts: int = 1) -> list[Any]:
         """Send requests; each gets an answer or a Failed. One that certainly was not carried out goes to the next node.
 
-        Of the time that is left, a node gets one of so many parts.
+        Of the time that is left, a node gets one of this many parts.
         """
         replies: list[Any] = []
         todo, renewed = list(range(len(requests))), False

@@ -90,7 +90,7 @@ class Gate:
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._inside -= 1
-            if not self._inside:  # whoever forks waits for this, and may not have the lock back yet
+            if not self._inside:  # the forking thread waits for this, and may not have the lock back yet
                 self._change.notify_all()
 
     @contextmanager

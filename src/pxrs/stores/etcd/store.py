@@ -351,7 +351,7 @@ def _revision(found: Any) -> int:
 def waves(writes: Sequence[EtcdSwap]) -> list[list[SwapTransaction]]:
     """Transactions in the order in which they must be sent: those of one wave together, the waves one by one.
 
-    The last transaction goes alone: it may hold a ring of the bell, which must not be heard before the rest is done.
+    The last transaction goes alone: it may hold the wake-up row, which must not wake others before the rest is done.
     Where a key comes twice, each transaction goes alone.
     """
     if len(writes) == 1:

@@ -1,9 +1,9 @@
 """The journal and the mutex of a directory of lock files.
 
 A write is one line in the journal first, synced once; then files are renamed. A line means that the change has
-happened. Whoever takes the mutex next and finds lines that are not yet in the files (their writer was killed), or a
-machine that was started anew, puts them there. How far that has come stands in the mutex file. When the journal has
-grown, the files are synced, and it begins anew.
+happened. If lines are not yet in the files (their writer was killed, or the machine was started anew), the next
+process that takes the mutex puts them there. Its progress is in the mutex file. When the journal has grown, the files
+are synced, and it begins anew.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _from_json(row: dict[str, Any]) -> RowChange:
 
 # ---- the mutex ------------------------------------------------------------------------------------------------------
 # It is held for the moment of a read or a write, and freed by the kernel when its holder dies. Its file is never
-# deleted: whoever opened it before a delete would hold another lock than whoever opens it after.
+# deleted: a process that opened it before a delete would hold another lock than one that opens it after.
 
 
 _CLOCK = SystemClock()

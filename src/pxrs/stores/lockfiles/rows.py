@@ -97,7 +97,7 @@ def _life(told: dict[str, str]) -> ProcessIdentity:
 # ---- names of files -------------------------------------------------------------------------------------------------
 # ``/pxrs/orders/billing/partition/00003`` is ``pxrs/orders/billing/partition/00003.row``: readable, reversible, and
 # never longer than a name may be. What is no plain letter is percent-encoded; a key that does not begin with a slash
-# stands in the directory ``%``.
+# is in the directory ``%``.
 
 
 # A percent sign is followed by two digits wherever it encodes something: these names can mean nothing else.

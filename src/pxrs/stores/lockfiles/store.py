@@ -95,7 +95,7 @@ class LockFileStore(Store):
             part = swaps[len(outcomes) : len(outcomes) + ROWS_AT_ONCE]
             try:
                 outcomes += self._write(part, together=False)
-            except Unavailable as error:  # what is done is done, and must be told
+            except Unavailable as error:  # what is done is done, and must be reported
                 outcomes += [unknown(str(error))] * len(part)
         return outcomes
 

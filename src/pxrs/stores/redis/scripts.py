@@ -1,7 +1,7 @@
 """Three scripts that the server runs for the driver, each of them alone and at once.
 
 A row is a string under ``{NAME}:row:KEY``: its version (16 digits), a blank, the nonce of the call that wrote it
-(16 letters), a blank, and the row's bytes. Beside the rows stand
+(16 letters), a blank, and the row's bytes. Beside the rows are
 
 - ``{NAME}:keys``      the keys in order; one whose row has expired stays here until the next scan,
 - ``{NAME}:gone``      the keys that were deleted lately, by the version of the deletion: 0.6 reads it in its waits,
@@ -28,8 +28,8 @@ REMEMBERED_MICROSECONDS = 600_000_000
 DELETE = "delete"
 """The time to live that deletes the row."""
 
-# KEYS: revision, keys, gone, then the rows. ARGV: mode, nonce, channel, how many bytes stand before a row's key, then
-# for each row: the expected version ("" for none), the time to live ("" for ever), the bytes.
+# KEYS: revision, keys, gone, then the rows. ARGV: mode, nonce, channel, how many bytes are before a row's key, then
+# for each row: the expected version ("" for none), the time to live ("" for never), the bytes.
 # All rows are looked at before the first is changed, so that an error that comes from looking has changed nothing.
 SWAP = f"""
 local mode, nonce, channel, skip = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -81,7 +81,7 @@ redis.pcall('PUBLISH', channel, revision .. common)
 return table.concat(outcomes, ',')
 """
 
-# KEYS: keys. ARGV: the first key and the end of the range, what stands before each key of a row.
+# KEYS: keys. ARGV: the first key and the end of the range, the bytes before each key of a row.
 # It answers with keys and rows in turn, and forgets the keys of rows that have expired.
 SCAN = """
 local found, expired = {}, {}
@@ -106,7 +106,7 @@ return found
 """
 
 # KEYS: format, revision, a key for trials. ARGV: our format, channel. It answers with the format that is stored.
-# Everything that the other scripts do is tried: a user who may not do all of it is told now, not within a swap.
+# Everything that the other scripts do is tried: a user who may not do all of it gets the error now, not within a swap.
 OPEN = f"""
 local stored = redis.call('GET', KEYS[1])
 if stored and stored ~= ARGV[1] then return stored end

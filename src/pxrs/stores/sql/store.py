@@ -4,7 +4,7 @@
 
 Every write gives its row a random version of 62 bits. So a version is never used twice, not after a delete and not
 after the database was restored from a copy; no row counts versions, and nobody queues for it; and when the answer to
-a COMMIT is lost, the version that stands in the row tells whether it was ours.
+a COMMIT is lost, the version in the row shows whether it was ours.
 
 A swap alone is one statement that commits itself. Several swaps are one transaction, in one request where the
 database takes it. What fails before its commit was rolled back, and raises Unavailable (or is tried again, after a
@@ -142,7 +142,7 @@ class SqlStore(Store):
             except Unavailable as error:
                 if not outcomes:
                     raise
-                # The parts before this one are done, and the caller must hear of it.
+                # The parts before this one are done, and the caller must get their outcomes.
                 return outcomes + [unknown(str(error))] * (len(writes) - len(outcomes))
         return outcomes
 

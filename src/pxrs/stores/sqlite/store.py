@@ -1,15 +1,15 @@
 """The registry in one SQLite file, shared by the processes of one machine: ``sqlite:PATH``.
 
 Write-ahead log and ``synchronous = FULL``: an answered write survives a power cut. A swap alone is one statement that
-commits itself: if it finds the file locked nothing has happened; any other error is UNKNOWN, since its frames may stand
+commits itself: if it finds the file locked nothing has happened; any other error is UNKNOWN, since its frames may be
 in the log. Several swaps are one transaction, from ``BEGIN IMMEDIATE`` on, so that none ever upgrades from reading to
 writing: what fails before COMMIT was rolled back and raises Unavailable, and if COMMIT raises they are UNKNOWN.
 Versions are random: no counter has to be read and written, and none is used twice, also if the file was restored from
 a copy.
 
-Beside PATH stand SQLite's own ``PATH-wal`` and ``PATH-shm``, and ``PATH-bell``, a directory with a bell for each prefix
+Beside PATH are SQLite's own ``PATH-wal`` and ``PATH-shm``, and ``PATH-bell``, a directory with a bell for each prefix
 that somebody waits for. A writer rings those of its rows after its commit, to wake the waiters of other processes.
-(The log file changes *before* a commit is visible: whoever is woken by that looks too early and sleeps on.)
+(The log file changes *before* a commit is visible: a waiter that it wakes looks too early and sleeps on.)
 """
 
 from __future__ import annotations

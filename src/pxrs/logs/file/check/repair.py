@@ -180,7 +180,7 @@ def _restore_indexes(directory: str) -> Iterator[RepairStep]:
 def _cut_torn_tail(files: PartitionFiles, settings: Settings) -> Iterator[RepairStep]:
     """Cut a torn tail, as the next producer would do."""
     writer = PartitionWriter(files, settings)
-    with suppress(Damaged), writer.locked():  # damage elsewhere is told apart
+    with suppress(Damaged), writer.locked():  # damage elsewhere is reported apart
         pass
     for cut in writer.cuts:
         if cut.kept is None:
