@@ -3,8 +3,8 @@
 To write would change the times of the file, and the next sync of any other file would have to make that durable too:
 a quarter of a commit to SQLite. To read changes nothing, and the kernel tells of it as well.
 
-Each prefix of keys that somebody waits for has a bell of its own: a process that has changed rows rings only the bells of the
-beginnings of their keys, and where nobody ever waited there is no file to read. A ring is a hint that
+Each prefix of keys that somebody waits for has a bell of its own. A process that has changed rows rings only the
+bells of the beginnings of their keys, and where nobody ever waited there is no file to read. A ring is a hint that
 something may be new. It can be lost (the ringer dies first, or the bell was just deleted) and it can come for nothing.
 """
 
