@@ -172,7 +172,7 @@ class Rebalance(NamedTuple):
     made: Walk
 
 
-def walk_rebalance(times: int = 10) -> Rebalance:
+def walk_rebalance(times: int = 16) -> Rebalance:
     """B joins A, which holds 4 partitions of a queue without messages; two of them move."""
     with recording() as recorder:
         walks = [_rebalance(recorder) for _ in range(times)]
