@@ -41,7 +41,8 @@ receipts = [producer.send(f"k{n}", b"x") for n in range(1000)]
 
 def program(text: str, place: Path, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end."""
-    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(text), str(place)]
+    quiet = ["-W", "ignore::DeprecationWarning"]  # of Python 3.12, about forks of a process with threads
+    command = [sys.executable, *quiet, "-X", "faulthandler", "-c", textwrap.dedent(text), str(place)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **more)
 
 
