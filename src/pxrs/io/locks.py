@@ -79,6 +79,8 @@ def close_held(fd: int) -> None:
     """Close it, which frees its lock. In a forked child it is closed already, and the lock its parent's."""
     with _gate:
         if fd in _held:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # not only by closing: a process that is being started may have a copy
             _held.discard(fd)
-            os.close(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # not only by closing: a process that is being started may have a copy
+            finally:
+                os.close(fd)
