@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -110,10 +111,16 @@ def _renameat2() -> Any:
 
 def sync_file_system(path: str) -> bool:
     """Make everything durable that was written to this file system. False: not possible here, sync each file alone."""
-    if kind_of_file_system(path) not in _SYNC_AS_A_WHOLE:
+    if kind_of_file_system(path) not in _SYNC_AS_A_WHOLE or not _tells_of_failed_syncs(os.uname().release):
         return False
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return bool(ctypes.CDLL(None, use_errno=True).syncfs(fd) == 0)
     finally:
         os.close(fd)
+
+
+def _tells_of_failed_syncs(release: str) -> bool:
+    """Whether ``syncfs`` reports data that could not be written: it does so from Linux 5.8 on."""
+    version = re.match(r"(\d+)\.(\d+)", release)
+    return version is not None and (int(version[1]), int(version[2])) >= (5, 8)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -172,6 +173,17 @@ def test_the_kind_of_file_system_is_asked_from_the_kernel(tmp_path: Path) -> Non
     assert kind_of_file_system("/proc") == 0x9FA0
     assert kind_of_file_system(str(tmp_path / "missing")) == 0
     assert not sync_file_system("/proc")
+
+
+def test_a_file_system_of_an_old_kernel_is_not_synced_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing of data that could not be written."""
+    monkeypatch.setattr(file_system, "kind_of_file_system", lambda _: 0xEF53)  # wherever the test runs
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release="5.4.0-generic"))
+    assert not sync_file_system(str(tmp_path))
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release="5.8.0"))
+    assert sync_file_system(str(tmp_path))
 
 
 # ---- names --------------------------------------------------------------------------------------------------------
