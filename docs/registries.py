@@ -143,16 +143,17 @@ with pxrs.open("file:./orders") as forgetful:
 
 - Name it once for all programs of a machine: `PXRS_REGISTRY=sqlite:/srv/registry.db` counts in Python and in the
   shell wherever no registry is named, except for queues in memory.
-- Opening, sending and looking need no registry and make none. It is made by the first member that starts, and
-  recorded then: what `pxrs init --registry` and `produce --registry` name is not.
+- Opening, sending and looking need no registry and make none. It is made and recorded by the first member that starts,
+  or before that by `pxrs init --registry URL`.
 - Under another registry members are refused, `pxrs health` fails, and nothing is deleted. A look at groups goes on,
   with a warning; a dump without a row is refused.
 - `memory:` is never recorded beside a log that outlives the process, and deletes nothing there.
 - `pxrs registry adopt LOG --registry URL` lets the log belong to another registry from now on: after a loss, or on
   purpose. Checkpoints do not come along. A new group in it says in a warning that the log has had groups before.
 - `pxrs registry copy FROM TO` moves stopped groups from one store to another, with epochs and checkpoints, and with
-  the id if all groups of a queue go. Without `--move` both have it: nothing is deleted under FROM then, until it is
-  adopted. `pxrs registry dump` and `load` carry it too. The next member that starts, or `adopt`, records the new place.
+  the id if all groups of a queue go. With `--move` FROM keeps nothing. Without it, and after `pxrs registry dump` and
+  `load`, two registries have the id: nothing is deleted from the log until the first member starts with one of them.
+  The log then belongs to that one, and the other is refused; `adopt` is the way back.
 - A queue of version 0.5 has no id yet. The first member that starts writes it; until then nothing is deleted. If its
   dead letters or staged output show a group, and the registry has none, the start is refused: name the registry of
   that group, or adopt.
