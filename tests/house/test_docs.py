@@ -85,7 +85,7 @@ def test_the_page_about_directories_does_and_prints_what_it_says(
     run_page(DIRECTORIES, {})
 
 
-def test_the_loggers_that_operators_are_told_of_exist() -> None:
+def test_the_loggers_on_the_page_for_operators_exist() -> None:
     assert set(re.findall(r"^\| `(pxrs\.\w+)` \|", text_of(OPERATE), re.MULTILINE)) == logger_names() - {"pxrs"}
 
 
@@ -130,7 +130,7 @@ def told_by(path: Path, changes: dict[str, str], one_jvm: OneJvm) -> str:
     return one_jvm.run("tests.house.pages:run_page_of", name_of(path), changes, PXRS_LEASE_MS="4000")
 
 
-def test_the_options_that_spark_users_are_told_of_exist() -> None:
+def test_the_options_on_the_page_for_spark_users_exist() -> None:
     right = re.findall(r"^\| .* \| (.*) \|$", text_of(SPARK_USERS).partition("## Options")[2], re.MULTILINE)
     left = re.findall(r"^\| (.*) \| the same", text_of(SPARK_USERS), re.MULTILINE)
     named = {name for line in (*right, *left) for name in re.findall(r"`((?:pxrs\.)?[a-z][\w.]*[A-Za-z])`", line)}

@@ -71,7 +71,7 @@ def test_a_thread_with_a_loop_of_its_own_does_not_either(loop: LoopThread, elsew
     assert elsewhere.submit(asyncio.run, ask()).result(SECONDS) == {"test"}
 
 
-def test_what_comes_unasked_is_heard_after_a_thread_has_asked(loop: LoopThread, elsewhere: ThreadPoolExecutor) -> None:
+def test_unasked_messages_are_read_after_a_thread_has_asked(loop: LoopThread, elsewhere: ThreadPoolExecutor) -> None:
     for _ in range(20):
         elsewhere.submit(loop.submit, _who(), SECONDS).result(SECONDS)
         heard = asyncio.run_coroutine_threadsafe(_who(), loop.loop)
@@ -118,7 +118,7 @@ def test_what_takes_too_long_is_cancelled(loop: LoopThread, elsewhere: ThreadPoo
 
 
 @pytest.mark.parametrize("in_main", [False, True])
-def test_a_failure_reaches_who_asked(loop: LoopThread, elsewhere: ThreadPoolExecutor, in_main: bool) -> None:
+def test_a_failure_reaches_its_caller(loop: LoopThread, elsewhere: ThreadPoolExecutor, in_main: bool) -> None:
     async def fail() -> None:
         raise LookupError("not there")
 

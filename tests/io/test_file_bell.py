@@ -40,9 +40,7 @@ def file_of(prefix: str, place: Path) -> Path:
 
 
 @pytest.mark.parametrize("prefix", ["", "/", "/px", "/pxrs/", "/pxrs/q/g/", PREFIX, KEY])
-def test_a_ring_is_heard_by_the_other_whatever_beginning_of_the_key_it_waits_for(
-    bells: tuple[Bells, Bells], prefix: str
-) -> None:
+def test_a_ring_wakes_waiters_for_every_beginning_of_the_key(bells: tuple[Bells, Bells], prefix: str) -> None:
     mine, other = bells
     bell = other.listening(prefix)
     for _ in range(3):
@@ -82,7 +80,7 @@ def test_a_ring_changes_no_file_so_that_no_sync_has_to_carry_it(bells: tuple[Bel
     assert (after.st_mtime_ns, after.st_ctime_ns, after.st_size) == (before.st_mtime_ns, before.st_ctime_ns, 1)
 
 
-def test_a_bell_that_was_deleted_wakes_who_waits_and_is_heard_again_from_the_next_wait_on(
+def test_a_deleted_bell_wakes_its_waiters_and_works_again_from_the_next_wait_on(
     bells: tuple[Bells, Bells], tmp_path: Path
 ) -> None:
     mine, other = bells
@@ -96,7 +94,7 @@ def test_a_bell_that_was_deleted_wakes_who_waits_and_is_heard_again_from_the_nex
     assert bell.wait(heard, SOON)
 
 
-def test_who_goes_on_listening_asks_for_no_second_watch(
+def test_a_listener_that_goes_on_asks_for_no_second_watch(
     bells: tuple[Bells, Bells], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, _ = bells
@@ -105,7 +103,7 @@ def test_who_goes_on_listening_asks_for_no_second_watch(
     assert mine.listening(PREFIX) is bell
 
 
-def test_all_who_wait_in_the_ringing_process_are_woken(tmp_path: Path) -> None:
+def test_all_waiters_of_the_ringing_process_are_woken(tmp_path: Path) -> None:
     mine = Bells(str(tmp_path / "bell"))
     bell = mine.listening(PREFIX)
     waiting = [Background(bell.wait, bell.heard, SOON) for _ in range(3)]
@@ -116,7 +114,7 @@ def test_all_who_wait_in_the_ringing_process_are_woken(tmp_path: Path) -> None:
     mine.close()
 
 
-def test_a_death_is_told_to_all_who_wait_here_and_to_no_other_process(bells: tuple[Bells, Bells]) -> None:
+def test_a_death_wakes_all_waiters_here_and_in_no_other_process(bells: tuple[Bells, Bells]) -> None:
     mine, other = bells
     own, theirs = mine.listening(PREFIX), other.listening(PREFIX)
     before, heard = theirs.heard, own.heard
@@ -146,7 +144,7 @@ def test_closed_bells_do_not_ring_and_nobody_waits_for_them(bells: tuple[Bells, 
     assert theirs.heard == heard
 
 
-def test_a_bell_whose_file_is_empty_is_filled_by_who_listens(bells: tuple[Bells, Bells], tmp_path: Path) -> None:
+def test_an_empty_bell_file_is_filled_by_its_listener(bells: tuple[Bells, Bells], tmp_path: Path) -> None:
     mine, other = bells
     (tmp_path / "bell").mkdir()
     file_of(PREFIX, tmp_path).touch()
@@ -215,7 +213,7 @@ bell.ring()
 """
 
 
-def test_a_process_of_0_5_1_hears_this_one_and_is_heard(bells: tuple[Bells, Bells], tmp_path: Path) -> None:
+def test_a_process_of_0_5_1_wakes_this_one_and_is_woken(bells: tuple[Bells, Bells], tmp_path: Path) -> None:
     mine, other = bells
     mine.listening(PREFIX)
     stranger = other.listening("/elsewhere/")  # hears what is rung for everything, and nothing of this group

@@ -32,7 +32,7 @@ def changes(directory: Path) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("watch", [inotify.watch_directory, PollingWatcher(0.001).watch])
-def test_every_kind_of_change_is_told(tmp_path: Path, watch: Watch) -> None:
+def test_every_kind_of_change_is_reported(tmp_path: Path, watch: Watch) -> None:
     heard = threading.Event()
     cancel = watch(str(tmp_path), heard.set)
     for kind, change in changes(tmp_path).items():
@@ -42,7 +42,7 @@ def test_every_kind_of_change_is_told(tmp_path: Path, watch: Watch) -> None:
     cancel()
 
 
-def test_who_waits_for_one_entry_hears_its_modifications_and_every_other_kind_of_change(tmp_path: Path) -> None:
+def test_a_watch_of_one_entry_reports_its_modifications_and_all_other_kinds_of_change(tmp_path: Path) -> None:
     for name in ("lock", "segment"):
         (tmp_path / name).write_bytes(b"0")
     all_heard, heard = threading.Event(), threading.Event()
@@ -94,7 +94,7 @@ def test_where_one_entry_matters_nobody_is_woken_for_the_others(tmp_path: Path, 
     watcher.close()
 
 
-def test_an_entry_that_is_replaced_is_still_heard(tmp_path: Path) -> None:
+def test_a_replaced_entry_is_still_watched(tmp_path: Path) -> None:
     watcher, heard, everything = inotify.InotifyWatcher(), threading.Event(), threading.Event()
     lock = tmp_path / "lock"
     lock.write_bytes(b"0")
@@ -238,7 +238,7 @@ def test_without_inotify_or_a_free_watch_it_polls_and_says_so(
         inotify._process.watcher.close()
 
 
-def test_who_watches_a_file_is_told_when_it_was_read_and_of_no_other(tmp_path: Path) -> None:
+def test_a_watch_of_a_file_reports_reads_of_it_and_of_no_other(tmp_path: Path) -> None:
     for name in ("mine", "other"):
         (tmp_path / name).write_bytes(b"!")
     heard, other_heard = threading.Event(), threading.Event()
@@ -253,7 +253,7 @@ def test_who_watches_a_file_is_told_when_it_was_read_and_of_no_other(tmp_path: P
     cancel_other()
 
 
-def test_who_watches_a_file_is_told_when_it_is_deleted(tmp_path: Path) -> None:
+def test_a_watch_of_a_file_reports_its_deletion(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"!")
     heard = threading.Event()
     cancel = inotify.watch_files([str(tmp_path / "mine")], heard.set)

@@ -306,6 +306,6 @@ def test_damaged_targets_are_refused(data: bytes, why: str) -> None:
         Target.decode(data)
 
 
-def test_a_later_format_is_told_apart() -> None:
+def test_a_later_format_is_recognised() -> None:
     with pytest.raises(NewerFormat, match="format 2"):
         Target.decode(stored({"format": 2, "whatever": "follows"}))

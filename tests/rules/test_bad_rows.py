@@ -82,7 +82,7 @@ def test_deep_nesting_is_damage_and_no_recursion_error(kind: str) -> None:
             decode(text.encode())
 
 
-def test_a_row_of_a_later_format_is_still_told_from_a_damaged_one() -> None:
+def test_a_row_of_a_later_format_is_not_taken_for_a_damaged_one() -> None:
     data, decode = KINDS["member"]
     with pytest.raises(NewerFormat):
         decode(json.dumps(json.loads(data) | {"v": 2, "beat": "x"}).encode())

@@ -366,7 +366,7 @@ class Guarded(NotingSink):
         raise Overtaken("the guard has seen epoch 9", "Delete its rows")
 
 
-def test_a_claim_that_was_overtaken_is_told_as_that_and_not_as_a_trouble_of_the_store() -> None:
+def test_an_overtaken_claim_is_not_reported_as_a_trouble_of_the_store() -> None:
     def submit(*_: object) -> Future[Any]:
         outcome: Future[Any] = Future()
         outcome.set_exception(Fenced("partition 0 is at epoch 9"))

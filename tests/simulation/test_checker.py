@@ -49,7 +49,7 @@ def test_epochs_and_checkpoints_that_go_back_are_named() -> None:
     assert promises(*CLEAN, Stored(0, B, row(None, 4, 0, Cause.SEEK))) == set(), "a seek may go back"
 
 
-def test_a_write_of_one_who_was_not_granted_the_epoch_is_named() -> None:
+def test_a_write_under_an_epoch_that_was_not_granted_is_named() -> None:
     assert "fenced" in promises(CLAIM, DONE, Stored(0, B, row(A, 1, 1)))
     assert "fenced" in promises(CLAIM, Stored(0, A2, row(None, 2, None, Cause.RELEASE)))
 
@@ -88,7 +88,7 @@ def test_skipping_and_reordering_are_named() -> None:
     assert promises(CLAIM, DONE, Processed(0, 0, A, 1)) == {"order"}
 
 
-def test_a_plan_of_one_who_does_not_lead_is_named() -> None:
+def test_a_plan_of_a_member_that_does_not_lead_is_named() -> None:
     group = Group(1, "h", "r", leader=B, leader_epoch=2)
     stale = Group(1, "h", "r", leader=B, leader_epoch=2, generation=1)
     assert promises(Planned(B, group), Planned(A, stale)) == {"single owner"}

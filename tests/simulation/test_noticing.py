@@ -94,7 +94,7 @@ def test_looking_closely_costs_at_most_seven_calls_a_lease_however_large_the_gro
     assert (cluster.calls - before) / 2 / leases <= beats + looks + 7 * (size > 1) + 0.1
 
 
-def test_the_watcher_that_dies_with_its_leader_is_replaced_by_those_who_look_at_ease() -> None:
+def test_a_watcher_that_dies_with_its_leader_is_replaced_by_the_other_members() -> None:
     cluster = at_rest(4, seed=1)
     leader = cluster.leader()
     watcher = min((process for process in cluster.living() if process is not leader), key=lambda p: p.owner.id)

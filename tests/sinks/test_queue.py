@@ -73,7 +73,7 @@ def test_every_column_of_a_message_is_kept_and_those_of_its_source_are_left_out(
     )  # fmt: skip
 
 
-def test_messages_without_keys_are_spread_the_same_way_by_whoever_publishes(target: Queue) -> None:
+def test_messages_without_keys_are_spread_the_same_way_by_every_publisher(target: Queue) -> None:
     sink = QueueSink(target)
     sink.publish(sink.stage(BATCH, pa.table({"value": [b"%d" % n for n in range(8)]})))
     assert target.ends() == dict.fromkeys(range(4), 2)

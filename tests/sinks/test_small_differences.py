@@ -53,7 +53,7 @@ def test_what_others_have_asked_a_sweep_for_is_not_forgotten_when_it_fails(
     assert swept == [[1, 2], [2, 3]]
 
 
-def test_a_staging_directory_that_is_gone_is_told_and_not_taken_for_a_new_owner(
+def test_a_missing_staging_directory_is_an_error_and_not_a_new_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever believes in a new owner stops for good, and nobody else would go on."""

@@ -232,7 +232,7 @@ def test_a_swap_alone_is_one_statement_that_commits_itself(store: SqliteStore) -
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_swap_alone_that_raised_is_unknown_and_whoever_waits_looks(store: SqliteStore, applied: bool) -> None:
+def test_a_swap_alone_that_raised_is_unknown_and_waiters_look(store: SqliteStore, applied: bool) -> None:
     versions = {key: put(store, key, b"before") for key in ("changed", "deleted")}
     mark = store.wait("", 0, 0.0)
     waiting = Background(store.wait, "", mark, LONG if applied else 0.5)

@@ -97,7 +97,7 @@ def test_health_says_ok(pxrs: Pxrs) -> None:
     assert pxrs("health", QUEUE) == (0, "log: 4 partitions, 4 messages\nregistry: 1 group\nOK\n", "")
 
 
-def test_health_is_told_to_programs(pxrs: Pxrs) -> None:
+def test_health_has_forms_for_programs(pxrs: Pxrs) -> None:
     make_queue(pxrs, messages=4)
     make_group(pxrs, "billing")
     shown = pxrs("health", QUEUE, "-o", "json")
@@ -170,7 +170,7 @@ def test_dlq_ls_and_show(failed: Pxrs) -> None:
     assert as_json["offset"] == 5 and as_json["member"] == "A" and json.loads(as_json["value"])["n"] == 5
 
 
-def test_dead_letters_are_told_wherever_a_group_is_looked_at(failed: Pxrs) -> None:
+def test_dead_letters_are_shown_wherever_a_group_is_shown(failed: Pxrs) -> None:
     [listed] = json.loads(failed("group", "list", QUEUE, "-o", "json").out)
     described = json.loads(failed("group", "describe", QUEUE, "billing", "-o", "json").out)
     for facts in (listed, described):
@@ -187,7 +187,7 @@ def test_dead_letters_are_told_wherever_a_group_is_looked_at(failed: Pxrs) -> No
     assert "1 dead letter, the oldest" in failed("health", QUEUE).err
 
 
-def test_dead_letters_are_told_to_programs_and_at_most_so_many(failed: Pxrs) -> None:
+def test_dead_letters_have_forms_for_programs_and_a_limit(failed: Pxrs) -> None:
     assert [row["number"] for row in json.loads(failed("dlq", "ls", QUEUE, "billing", "-n", 1, "-o", "json").out)] == [
         0
     ]

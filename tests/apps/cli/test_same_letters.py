@@ -144,7 +144,7 @@ def test_a_table_of_ordinary_names_fits_80_columns(name: str) -> None:
     assert len(rendered(TABLES[name], "csv").splitlines()[0].split(",")) == len(TABLES[name].columns)
 
 
-def test_what_is_the_same_for_all_rows_stands_above_them_once() -> None:
+def test_columns_that_are_the_same_for_all_rows_are_printed_above_once() -> None:
     text = rendered(TABLES["group describe"], "table", {"GROUP": "billing", "STATE": "Stable"})
     head, _, body = text.partition("\n\n")
     assert head.splitlines() == ["GROUP  billing", "TOPIC  orders", "STATE  Stable"]

@@ -22,7 +22,7 @@ def test_text_is_aligned_and_a_row_is_a_line() -> None:
     ]
 
 
-def test_a_number_that_is_not_known_stands_among_the_numbers() -> None:
+def test_an_unknown_number_is_aligned_with_the_numbers() -> None:
     assert Table(["LAG"], [[5], [UNKNOWN]]).as_text().split("\n") == ["LAG", "  5", "  ?"]
 
 

@@ -44,7 +44,7 @@ def test_headers_of_all_layouts_are_read_in_any_order() -> None:
         assert decode(pa.py_buffer(message)).equals(batch)
 
 
-def test_a_batch_is_found_intact_wherever_its_checksum_stands() -> None:
+def test_a_batch_is_found_intact_wherever_its_checksum_is() -> None:
     """It is looked for where the last header of that length had it, and that may have been another layout."""
     made = []
     for stamp, compression in KINDS:

@@ -60,7 +60,7 @@ def test_a_subscription_ends_after_its_log_was_closed(nats_server: NatsServer) -
     assert stream_state(nats_server.address, "closed")["messages"] == 0
 
 
-def test_a_question_ends_with_the_one_who_asks_it() -> None:
+def test_a_question_ends_with_its_caller() -> None:
     async def story() -> bool:
         connection = _Connection(NatsAddress(("127.0.0.1:1",)))
         connection._came_up()

@@ -51,7 +51,7 @@ def test_another_registry_is_refused_and_deletes_nothing(nats_server: NatsServer
         queue.consumer("billing", print)
 
 
-def test_of_two_writers_the_second_learns_who_was_first(nats_server: NatsServer) -> None:
+def test_the_second_of_two_writers_learns_of_the_first(nats_server: NatsServer) -> None:
     url = nats_server.url("first-wins")
     with opened(url, partitions=2) as one, opened(url) as two:
         assert one.set_registry(OwnRegistry("a", "here")) == OwnRegistry("a", "here")

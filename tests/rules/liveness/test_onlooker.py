@@ -39,7 +39,7 @@ def test_what_moved_is_alive_for_a_lease_whatever_the_clocks_say(later: MemberRo
     assert onlooker.judge(later, YEARS, now=14.0) is Sign.DEAD
 
 
-def test_who_is_no_longer_there_is_forgotten() -> None:
+def test_members_that_left_are_forgotten() -> None:
     onlooker = Onlooker()
     onlooker.see([row(1)], now=0.0)
     onlooker.see([], now=1.0)

@@ -451,7 +451,7 @@ def test_a_second_half_does_not_go_on_behind_a_first_half_that_was_refused() -> 
         yard.await_shown()
 
 
-def test_an_error_is_told_by_what_the_user_can_do_about() -> None:
+def test_an_error_says_what_the_user_can_do() -> None:
     python = "Job aborted\nTraceback (most recent call last):\n  File x\nKeyError: 'account'\n\tat org.apache"
     java = (
         "An error occurred while calling o41.getResult.\n: E\n\tat a\nCaused by: java.lang.X: divided by zero\n\tat b"

@@ -100,7 +100,7 @@ def test_b70_a_poisoned_message_is_kept_with_its_cause_and_the_partition_goes_on
         assert consumer.tally.dead_lettered == 1 and consumer.tally.retried == 2
 
 
-def test_b70_the_dead_letter_stands_before_the_checkpoint_passes_it() -> None:
+def test_b70_the_dead_letter_is_stored_before_the_checkpoint_passes_it() -> None:
     with Site(partitions=1, settings=PATIENT.with_(tries=1)) as site:
         site.send(1)
         seen: list[tuple[int | None, int]] = []

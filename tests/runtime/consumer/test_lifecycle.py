@@ -344,7 +344,7 @@ def test_a_leader_at_rest_looks_at_the_members_and_at_nothing_else() -> None:
     assert store.asked == [registry.keys.members]
 
 
-def test_a_leader_at_rest_sees_who_comes_who_lives_anew_and_who_goes() -> None:
+def test_a_leader_at_rest_sees_members_that_come_restart_and_go() -> None:
     store = Asked()
     registry, coordinator = a_leader_at_rest(store)
     registry.register(MemberRow("B", "2"))

@@ -171,7 +171,7 @@ def test_pauses_grow_to_a_limit_and_new_messages_do_not_drive_the_tries() -> Non
     assert parking.trouble is None
 
 
-def test_who_rings_while_a_partition_waits_is_heard_after_the_wait() -> None:
+def test_a_wake_up_during_the_wait_of_a_partition_is_kept() -> None:
     bell, answers = Nudge(), iter([False, True])
     parking = Parking(0, SystemClock(), bell, lambda: next(answers))
     bell.set()

@@ -74,7 +74,7 @@ def test_a_first_batch_that_is_made_while_python_ends_is_stored(tmp_path: Path) 
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_what_cannot_be_stored_at_the_end_is_told_in_one_line_with_its_count(tmp_path: Path) -> None:
+def test_messages_that_cannot_be_stored_at_the_end_are_one_line_with_their_count(tmp_path: Path) -> None:
     full = """
     from pxrs.errors import Damaged
     from pxrs.logs.file.log import FileLog
@@ -356,12 +356,12 @@ with queue.producer() as producer:
 
 
 @pytest.mark.parametrize("run", ['queue.consumer("g", tell).run()', "queue.subscribe({0: 0, 1: 0}, tell).run()"])
-def test_a_signal_that_the_kernel_gave_to_another_thread_is_heard(tmp_path: Path, run: str) -> None:
+def test_a_signal_that_the_kernel_gave_to_another_thread_is_handled(tmp_path: Path, run: str) -> None:
     ended = program(RUN + run + '\nprint("left")', tmp_path)
     assert (ended.returncode, ended.stdout) == (0, "left\n")
 
 
-def test_a_stopped_process_that_is_told_to_end_leaves_when_it_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_process_with_a_sigterm_leaves_when_it_goes_on(tmp_path: Path) -> None:
     text = """
     import sys, pxrs
     queue = pxrs.open(f"file:{sys.argv[1]}/q", partitions=8)

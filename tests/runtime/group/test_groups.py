@@ -70,7 +70,7 @@ def test_one_log_line_tells_each_rebalance(caplog: pytest.LogCaptureFixture) -> 
     assert "C joined; moved nothing; members A B C; idle: C" in lines[2]
 
 
-def test_the_history_of_a_partition_is_bounded_and_tells_who_and_why() -> None:
+def test_the_history_of_a_partition_is_bounded_and_has_owner_and_cause() -> None:
     with Site(partitions=1) as site:
         for name in ("A", "B", "C", "D", "E"):
             site.member(name, Recorder())

@@ -102,7 +102,7 @@ def test_clocks_that_are_years_apart_make_nobody_dead(skew: float) -> None:
 @pytest.mark.parametrize(
     "seen", [0.0, time.time() - HOUR, time.time() + YEARS], ids=["never", "an hour ago", "in years to come"]
 )
-def test_a_counter_that_stands_still_for_a_beat_is_dead(seen: float) -> None:
+def test_a_counter_that_does_not_move_for_a_beat_is_dead(seen: float) -> None:
     scene = Scene(member("A", seen=seen))
     assert scene.living() == {"A": False} and scene.store.looks <= LOOKS + 1
 
@@ -124,7 +124,7 @@ def test_a_member_that_comes_during_the_look_is_not_called_dead() -> None:
     assert found.get("B", True)
 
 
-def test_who_looks_at_many_groups_waits_for_one_beat() -> None:
+def test_a_look_at_many_groups_waits_for_one_beat() -> None:
     clock = SetClock()
     scenes = [Scene(member("A", lease_ms=60_000), clock=clock) for _ in range(3)]
     for scene in scenes:

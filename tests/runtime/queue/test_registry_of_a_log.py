@@ -109,7 +109,7 @@ def test_not_even_with_groups_of_its_own_in_the_other_registry(log: str, own: st
         assert queue.housekeep().trimmed == {0: (0, 40)}
 
 
-def test_the_id_stands_in_both_and_comes_with_the_first_group(tmp_path: Path, log: str, own: str) -> None:
+def test_the_id_is_in_log_and_registry_with_the_first_group(tmp_path: Path, log: str, own: str) -> None:
     with pxrs.open(log=log, registry=own, partitions=1) as queue:
         assert queue.log.registry() == OwnRegistry()
         consume(queue)
@@ -165,7 +165,7 @@ def test_of_two_first_groups_in_two_registries_one_is_refused(log: str, own: str
         assert sorted(map(bool, outcomes)) == [False, True], outcomes
 
 
-def test_the_later_of_two_that_write_at_once_learns_who_was_first(log: str, own: str, tmp_path: Path) -> None:
+def test_the_later_of_two_writers_learns_that_it_was_second(log: str, own: str, tmp_path: Path) -> None:
     with (
         pxrs.open(log=log, registry=own, partitions=1) as one,
         pxrs.open(log=log, registry=f"sqlite:{tmp_path}/two.db") as two,
@@ -466,7 +466,7 @@ def test_a_damaged_registry_db_names_the_file_and_the_way_out(tmp_path: Path, lo
 # ---- the id in the registry -----------------------------------------------------------------------------------------
 
 
-def test_who_dies_between_the_log_and_the_row_has_not_lost_the_registry(log: str, own: str) -> None:
+def test_a_crash_between_log_and_row_does_not_lose_the_registry(log: str, own: str) -> None:
     """The log has the new id, the registry has it as the next one only: the next start writes it."""
     with pxrs.open(log=log, registry=own, partitions=1, settings=SMALL) as queue:
         consume(queue)
@@ -504,7 +504,7 @@ def test_of_two_copies_with_consumers_at_once_one_is_refused(log: str, own: str,
             consume(copy)
 
 
-def test_of_two_who_make_the_id_the_first_ones_counts(log: str) -> None:
+def test_the_first_of_two_ids_counts(log: str) -> None:
     table = SharedRows()
     with pxrs.open("memory:first-id", partitions=1) as queue:
         one, two = (LogRegistry(queue.log, MemoryStore(table), "/pxrs/") for _ in range(2))

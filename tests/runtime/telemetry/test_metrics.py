@@ -90,7 +90,7 @@ def test_no_series_of_a_partition_ends_when_the_partition_changes_hands() -> Non
     assert bears_member == {"pxrs_owner_epoch"}
 
 
-def test_a_series_that_two_consumers_tell_of_stands_on_the_page_once() -> None:
+def test_a_series_of_two_consumers_is_on_the_page_once() -> None:
     class Told:
         def samples(self) -> Iterator[Sample]:
             yield Sample(metrics.LAG_MESSAGES, ("q", "g", "3"), 7)
@@ -157,7 +157,7 @@ def exported(exporter: Exporter) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-def test_lag_is_told_of_partitions_that_nobody_owns() -> None:
+def test_lag_is_shown_for_partitions_that_nobody_owns() -> None:
     with Site(partitions=3) as site:
         site.send(6)
         site.queue.make_group("g")
@@ -172,7 +172,7 @@ def test_lag_is_told_of_partitions_that_nobody_owns() -> None:
         assert seen[f'pxrs_group_up{{group="g",queue="{name}"}}'] == seen[f'pxrs_up{{queue="{name}"}}'] == 1
 
 
-def test_the_dead_and_the_living_are_told_apart_on_a_later_look() -> None:
+def test_a_later_look_distinguishes_dead_members_from_living_ones() -> None:
     with Site(partitions=2) as site:
         registry = site.queue.make_group("g").registry
         registry.register(MemberRow("A", "life-of-A", lease_ms=300, seen=time.time() - 3600))
@@ -199,7 +199,7 @@ def test_a_group_that_cannot_be_read_hides_no_other() -> None:
         assert seen[f'pxrs_group_up{{group="spoilt",queue="{name}"}}'] == 0
 
 
-def test_a_registry_that_does_not_answer_is_told() -> None:
+def test_a_registry_that_does_not_answer_is_shown() -> None:
     with Site(partitions=1) as site:
         store = SwitchedStore(MemoryStore(site.table))
         queue = site.open(store)

@@ -57,7 +57,7 @@ def stop_at(moment: str, place: SqlPlace, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_database_that_stands_still_is_waited_for_whenever_it_stops(
+def test_a_database_that_hangs_is_waited_for_whenever_it_stops(
     place: SqlPlace, sink: SqlSink, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []
@@ -75,7 +75,7 @@ def test_a_database_that_stands_still_is_waited_for_whenever_it_stops(
     assert place.values() == ["0-0", "0-0", "0-1", "0-1", "0-2", "0-2"]
 
 
-def test_a_database_that_stands_still_for_longer_than_the_patience_is_unavailable(
+def test_a_database_that_hangs_for_longer_than_the_patience_is_unavailable(
     place: SqlPlace, sink: SqlSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink._database._patience = 0

@@ -139,7 +139,7 @@ def test_a_column_that_does_not_fit_is_refused_before_anything_is_written(
         (pa.table({"value": ["x", "x"]}), "does not take the output"),
     ],
 )
-def test_a_value_that_does_not_fit_is_told_before_the_commit(place: SqlPlace, output: pa.Table, named: str) -> None:
+def test_a_value_that_does_not_fit_is_an_error_before_the_commit(place: SqlPlace, output: pa.Table, named: str) -> None:
     place.make()
     sink = place.sink()
     with pytest.raises(HandlerFailed, match=named):

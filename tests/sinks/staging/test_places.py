@@ -115,7 +115,7 @@ def test_the_id_of_a_place_is_a_plan_that_the_version_before_leaves_alone(disk: 
     assert plan["format"] == 1 and plan["epochs"] == {}
 
 
-def test_whoever_comes_second_takes_the_id_of_the_first(tmp_path: Path) -> None:
+def test_the_second_creator_takes_the_id_of_the_first(tmp_path: Path) -> None:
     plans = str(tmp_path / "plans")
     assert make_place(plans, "first@here") == make_place(plans, "second@there") == ("first@here",)
     assert os.listdir(plans) == ["place.json"]

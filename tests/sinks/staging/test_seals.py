@@ -89,7 +89,7 @@ def test_files_that_were_moved_before_a_crash_do_not_count_as_gone(tmp_path: Pat
     assert at > 10
 
 
-def test_whoever_looks_while_another_finishes_the_batch_is_not_misled(tmp_path: Path) -> None:
+def test_a_look_while_another_process_finishes_the_batch_is_not_misled(tmp_path: Path) -> None:
     place = Place(tmp_path, "queue")
     with place.sink() as sink:
         note = sink.stage(BATCH, output_of(BATCH))

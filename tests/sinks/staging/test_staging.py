@@ -131,7 +131,7 @@ def test_publishing_syncs_the_directories_after_the_last_move(tmp_path: Path) ->
     assert seen[moved + 1 :].count("rename") == 1, "what is left is put away as a whole"
 
 
-def test_an_owner_that_is_cleared_away_while_it_stages_is_told_that_it_is_fenced(tmp_path: Path) -> None:
+def test_an_owner_that_is_cleared_away_while_it_stages_is_fenced(tmp_path: Path) -> None:
     sink = ParquetSink(tmp_path / "out")
     batch = batch_of(Range(3, 0, 9, 6))
 

@@ -110,7 +110,7 @@ def test_large_batches_refuse_the_types_that_small_ones_refuse(kind: str, spark:
 @pytest.mark.parametrize(
     "value", ["__HIVE_DEFAULT_PARTITION__", "x._COPYING_", "a\0b", "x" * 254], ids=["null", "copying", "nul", "long"]
 )
-def test_a_value_without_a_name_is_refused_whoever_writes_it(value: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_value_without_a_name_is_refused_from_every_writer(value: str, spark: SparkSession, tmp_path: Path) -> None:
     sink, table = ParquetSink(tmp_path / "out", partition_by="k"), pa.table({"k": ["good", value], "v": [1, 2]})
     with pytest.raises(HandlerFailed, match="of column 'k' cannot name a directory"):
         write(sink, table, None)

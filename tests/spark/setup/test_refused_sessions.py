@@ -44,7 +44,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> Context:
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_while_spark_starts_is_told_shortly_and_leaves_nothing_behind(
+def test_ctrl_c_while_spark_starts_is_one_line_and_leaves_nothing_behind(
     context: Context, presses: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     came_up = False

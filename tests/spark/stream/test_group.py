@@ -102,7 +102,7 @@ def test_progress_counts_when_the_batch_is_over_and_not_before(queue: pxrs.Queue
     assert {row.cause for row in queue.group("g").registry.partitions()} == {Cause.FORCED}
 
 
-def test_b76_nothing_new_is_the_same_offset_whoever_owns_what(queue: pxrs.Queue, start: Start) -> None:
+def test_b76_nothing_new_is_the_same_offset_with_any_owners(queue: pxrs.Queue, start: Start) -> None:
     query = start()
     query.run()
     offset = query.offset(0)
@@ -248,7 +248,7 @@ def test_a_batch_that_spark_has_finished_is_not_done_again(queue: pxrs.Queue, st
     assert checkpoints(queue) == [EACH] * PARTITIONS, "what Spark knows is stored now"
 
 
-def test_a_new_life_has_the_name_that_stands_in_the_offset(queue: pxrs.Queue, tmp_path: Path) -> None:
+def test_a_new_life_has_the_name_in_the_offset(queue: pxrs.Queue, tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     for _ in range(2):
         query = Query(reader_of(tmp_path, **{"pxrs.group.id": "g"}), checkpoint)

@@ -36,7 +36,7 @@ def queue(tmp_path: Path) -> Iterator[pxrs.Queue]:
         yield queue
 
 
-def test_a_new_stream_begins_at_the_end_unless_told_otherwise(queue: pxrs.Queue, tmp_path: Path) -> None:
+def test_a_new_stream_begins_at_the_end_by_default(queue: pxrs.Queue, tmp_path: Path) -> None:
     late = Query(reader_of(tmp_path), Checkpoint())
     assert late.run() == []
     queue.log.append({1: messages(1, range(EACH, EACH + 2))})

@@ -274,7 +274,7 @@ def offsets(directory: Path, batch: int, *sources: str, version: str = "v1") -> 
     (directory / "offsets" / str(batch)).write_text("\n".join([version, "{}", *sources]))
 
 
-def test_the_plan_of_a_batch_stands_in_sparks_offset_log(tmp_path: Path) -> None:
+def test_the_plan_of_a_batch_is_in_sparks_offset_log(tmp_path: Path) -> None:
     ours = json.dumps(OFFSET)
     offsets(tmp_path, 0, "-", '{"logOffset":3}')
     offsets(tmp_path, 1, ours)

@@ -63,7 +63,7 @@ def test_columns_that_do_not_fit_come_back_with_the_cast_to_write(
             plan(schema(**kinds), False)
 
 
-def test_a_column_that_stands_twice_is_refused(url: str) -> None:
+def test_a_repeated_column_is_refused(url: str) -> None:
     twice = StructType([StructField("value", TEXT), StructField("value", TEXT)])
     with pytest.raises(Refused, match="column 'value' is there twice"):
         DefaultSource({"path": url}).writer(twice, False)

@@ -233,7 +233,7 @@ def _judge(told: list[tuple[str, Verdict | None]], store: EtcdStore) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-def test_a_node_that_stands_still_is_left_for_another(etcd_cluster: EtcdCluster) -> None:
+def test_a_node_that_hangs_is_left_for_another(etcd_cluster: EtcdCluster) -> None:
     leader = etcd_cluster.leader()
     [first, *others] = [node for node in etcd_cluster.nodes if node is not leader]
     addresses = ",".join(node.address for node in (first, *others, leader))

@@ -95,7 +95,7 @@ def test_b40_a_killed_member_is_replaced_at_once_and_not_after_its_lease(tmp_pat
 
 
 @pytest.mark.processes
-def test_b40_a_row_of_a_killed_process_is_void_and_wakes_who_has_seen_it(place: Path, store: LockFileStore) -> None:
+def test_b40_a_row_of_a_killed_process_is_void_and_wakes_its_readers(place: Path, store: LockFileStore) -> None:
     registry = registry_over(store)
     holder = start("register_and_wait", place=str(place))
     try:

@@ -107,7 +107,7 @@ def test_killed_at_every_call_a_write_of_several_rows_is_done_or_not(children: Z
 @pytest.mark.parametrize(
     ("call", "error"), [("write", "ENOSPC"), ("fdatasync", "EIO"), ("rename", "EIO"), ("fsync", "EIO")]
 )
-def test_an_error_of_the_disk_is_told_and_what_was_stored_is_readable(
+def test_an_error_of_the_disk_is_raised_and_stored_messages_are_readable(
     children: Zygote, tmp_path: Path, call: str, error: str
 ) -> None:
     tries = Tries(children, tmp_path)

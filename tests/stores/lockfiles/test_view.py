@@ -122,7 +122,7 @@ def test_a_mark_of_eviction_outlives_the_operator(store: LockFileStore, place: P
 
 
 @pytest.mark.processes
-def test_who_asked_for_time_to_come_back_gets_it(store: LockFileStore, place: Path) -> None:
+def test_a_member_with_grace_gets_time_to_come_back(store: LockFileStore, place: Path) -> None:
     _run(
         f"registry = registry_over(opened({str(place)!r})); registry.register(MemberRow('A', 'x', grace_ms=30_000));"
         "registry.register(MemberRow('B', 'x'))"

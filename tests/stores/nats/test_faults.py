@@ -135,7 +135,7 @@ def test_a_swap_that_nobody_hears_is_sent_again(
         assert [row.value for row in store.scan("p/")] == [b"x"] * rows
 
 
-def test_the_last_of_several_swaps_is_not_sent_if_one_before_it_was_not_heard(
+def test_the_last_of_several_swaps_is_not_sent_if_one_before_it_had_no_answer(
     nats_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, deaf = nats_client.Client.burst, iter([True])
@@ -263,7 +263,7 @@ def test_a_paused_server_makes_reads_unavailable_and_swaps_unknown(own_server: N
         wait_until(lambda: _value(store, "a") == b"after", "the write that was under way is there", SOON)
 
 
-def test_a_loop_that_stands_still_makes_swaps_unknown(
+def test_a_loop_that_hangs_makes_swaps_unknown(
     nats_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever keeps the loop busy, nobody knows then how far a swap came."""

@@ -126,7 +126,7 @@ def test_a_deleted_row_leaves_one_marker_that_expires(nats_server: NatsServer, b
     assert f"{nats_bucket.MARKER_SECONDS}s" in nats_bucket._parsed(b64decode(found["hdrs"]))[nats_bucket.TTL]
 
 
-def test_a_marker_that_is_gone_stands_in_nobodys_way(
+def test_a_marker_that_is_gone_does_not_disturb(
     nats_server: NatsServer, bucket: str, store: NatsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_swaps, "MARKER_SECONDS", 1)
@@ -137,7 +137,7 @@ def test_a_marker_that_is_gone_stands_in_nobodys_way(
     assert put(store, "a", b"2") > first
 
 
-def test_of_those_who_race_to_create_over_a_marker_one_wins(nats_server: NatsServer, bucket: str) -> None:
+def test_a_race_to_create_over_a_marker_has_one_winner(nats_server: NatsServer, bucket: str) -> None:
     with store_on(nats_server, bucket) as one, store_on(nats_server, bucket) as other:
         for number in range(10):
             key = f"r/{number}"

@@ -169,7 +169,7 @@ def test_a_swap_all_of_too_many_rows_is_refused_with_the_limit(store: RedisStore
     assert store.scan("") == []
 
 
-def test_a_server_that_forgot_its_scripts_is_told_again(valkey_server: ValkeyServer, store: RedisStore) -> None:
+def test_a_server_that_forgot_its_scripts_gets_them_again(valkey_server: ValkeyServer, store: RedisStore) -> None:
     version = put(store, "a", b"1")
     valkey_server.ask("SCRIPT", "FLUSH")
     put(store, "a", b"2", version)

@@ -102,7 +102,7 @@ def test_without_a_network_nothing_is_written_and_it_says_so(far_store: SqlStore
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [PostgresServer, MariadbServer])
-def test_a_server_that_stands_still_is_not_waited_for(kind: type[SqlServer], tmp_path: Path) -> None:
+def test_a_server_that_hangs_is_not_waited_for(kind: type[SqlServer], tmp_path: Path) -> None:
     with kind(tmp_path / "server") as own:
         store = opened(own.url("place", options=OPTIONS))
         version = put(store, "a", b"before")

@@ -207,9 +207,7 @@ def test_rows_survive_a_close_and_two_registries_do_not_see_each_other(server: S
     other.close()
 
 
-def test_a_later_schema_is_refused_at_open_and_by_who_was_there_before(
-    store: SqlStore, server: SqlServer, place: str
-) -> None:
+def test_a_later_schema_is_refused_at_open_and_by_open_handles(store: SqlStore, server: SqlServer, place: str) -> None:
     put(store, "a", b"x")
     table = store._tables.meta.name
     execute(store, f"UPDATE {table} SET value = 99")
@@ -221,7 +219,7 @@ def test_a_later_schema_is_refused_at_open_and_by_who_was_there_before(
         swap(store, "a", ABSENT, b"x")
 
 
-def test_a_step_forward_is_made_once_and_stops_who_does_not_know_it(
+def test_a_schema_step_is_made_once_and_stops_older_versions(
     store: SqlStore, server: SqlServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = put(store, "a", b"old")

@@ -19,7 +19,7 @@ from pxrs.testing.servers.postgres import PostgresServer
 from pxrs.testing.stores.hooks import put, swap, value_of
 
 
-def test_whoever_stops_in_the_middle_of_a_pipeline_does_not_keep_its_rows_locked(
+def test_a_process_stopped_in_the_middle_of_a_pipeline_does_not_keep_rows_locked(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     url = postgres_server.url(str(tmp_path), options="timeout_ms=1500")

@@ -201,7 +201,7 @@ def test_columns_of_spark_stand_in_tables_only_where_there_is_spark(ready: Pxrs)
     assert {p["app"] for p in partitions} == {None, "-"}
 
 
-def test_a_paused_partition_is_told_to_programs(ready: Pxrs) -> None:
+def test_a_paused_partition_is_shown_to_programs(ready: Pxrs) -> None:
     assert ready("group", "pause", QUEUE, "billing", "-p", 2).code == 0
     rows = list(csv.DictReader(io.StringIO(ready("group", "describe", QUEUE, "billing", "-o", "csv").out)))
     assert [row["PAUSED"] for row in rows] == ["no", "no", "yes", "no"]

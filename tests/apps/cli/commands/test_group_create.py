@@ -35,7 +35,7 @@ def ends() -> list[int]:
         return list(queue.ends().values())
 
 
-def test_a_group_begins_where_it_is_told_and_consumes_nothing(pxrs: Pxrs) -> None:
+def test_a_group_begins_at_the_named_place_and_consumes_nothing(pxrs: Pxrs) -> None:
     assert pxrs("group", "create", QUEUE, "first").code == 0
     assert pxrs("group", "create", QUEUE, "last", "--at", "latest").code == 0
     assert pxrs("group", "create", QUEUE, "then", "--at", "2020-01-01T00:00Z").code == 0

@@ -270,7 +270,7 @@ def readme_pipeline() -> str:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.xdist_group("spark-stories")
-def test_the_pipeline_of_the_readme_runs_until_it_is_told_to_leave(pxrs: Pxrs, tmp_path: Path) -> None:
+def test_the_pipeline_of_the_readme_runs_until_it_is_asked_to_leave(pxrs: Pxrs, tmp_path: Path) -> None:
     make_queue(pxrs, messages=40)
     (tmp_path / "pipeline.py").write_text(readme_pipeline())
     command = [sys.executable, "-m", "pxrs.apps.cli", "run", "pipeline.py", "--master", "local[1]", "--member", "A"]

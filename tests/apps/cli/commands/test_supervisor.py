@@ -129,7 +129,7 @@ def test_the_others_follow_when_the_first_has_joined(three: Setup) -> None:
     assert [fake.order.member for fake in three.started] == ["shop-1", "shop-2", "shop-3"]
 
 
-def test_who_fails_again_and_again_waits_longer_and_who_was_steady_does_not(one: Setup) -> None:
+def test_a_process_that_fails_again_waits_longer_and_a_steady_one_does_not(one: Setup) -> None:
     for life, pause in enumerate([1, 2, 4, 8]):
         one.end(life, 1)
         one.step(pause - 0.01)
@@ -142,7 +142,9 @@ def test_who_fails_again_and_again_waits_longer_and_who_was_steady_does_not(one:
     assert len(one.started) == 6 and {fake.order.member for fake in one.started} == {"shop-1"}
 
 
-def test_who_keeps_failing_is_told_once_and_started_again(one: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_keeps_failing_is_named_once_and_started_again(
+    one: Setup, capsys: pytest.CaptureFixture[str]
+) -> None:
     for life in range(7):
         one.end(life, 1)
         one.step(61)
@@ -182,7 +184,7 @@ def test_a_name_that_is_taken_ends_all(three: Setup) -> None:
     assert three.is_over and three.it._code == 1
 
 
-def test_who_does_not_leave_in_time_is_killed_and_the_exit_code_says_so(three: Setup) -> None:
+def test_a_process_that_does_not_leave_in_time_is_killed_and_the_exit_code_says_so(three: Setup) -> None:
     three.join(0)
     three.signal(signal.SIGTERM)
     three.signal(signal.SIGTERM)  # said again: nothing new
@@ -202,7 +204,7 @@ def test_a_second_ctrl_c_does_not_wait(one: Setup) -> None:
     assert one.started[0].told == ["terminate", "kill"] and one.is_over and one.it._code == 130
 
 
-def test_who_waits_for_a_new_start_is_not_started_after_sigterm(one: Setup) -> None:
+def test_a_process_that_waits_for_its_start_is_not_started_after_sigterm(one: Setup) -> None:
     one.end(0, 1)
     one.signal(signal.SIGTERM)
     assert one.is_over and one.it._code == 0

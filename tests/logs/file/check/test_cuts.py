@@ -92,7 +92,7 @@ def test_a_new_file_that_was_given_the_number_of_the_old_one_is_noticed_by_its_c
     assert read_all(open_file(), 0) == [*enumerate(numbered(2)), (2, LARGE[0]), (3, b"more")]
 
 
-def test_a_writer_whose_segment_was_put_aside_is_told_once_and_goes_on(open_file: OpenFile, queue: Path) -> None:
+def test_a_writer_whose_segment_was_put_aside_gets_one_error_and_goes_on(open_file: OpenFile, queue: Path) -> None:
     living = open_file(segment_bytes=1)
     for number in range(3):
         living.append({0: entries(numbered(2, 2 * number))})

@@ -153,7 +153,7 @@ def test_without_sealed_files_the_segments_tell_where_the_partition_starts(open_
     assert setup.read() == WHOLE[20:]
 
 
-def test_what_stands_before_a_gap_is_kept_aside_when_the_manifest_is_lost(setup: Setup) -> None:
+def test_files_before_a_gap_are_kept_aside_when_the_manifest_is_lost(setup: Setup) -> None:
     """Trimmed, half deleted, and the manifest is gone: only what follows the gap can be the history."""
     setup.path(10, "parquet").unlink()
     (setup.directory / "manifest.json").unlink()
@@ -232,7 +232,7 @@ def test_b37_an_index_of_another_segment_is_damage(setup: Setup) -> None:
     assert setup.kinds() == [] and setup.read() == WHOLE
 
 
-def test_a_torn_tail_is_told_and_cut(setup: Setup) -> None:
+def test_a_torn_tail_is_reported_and_cut(setup: Setup) -> None:
     active = setup.path(50)
     active.write_bytes(active.read_bytes()[:-100])
     (setup.directory / "lock").write_bytes(b"")  # the machine was restarted: no mark means anything
@@ -252,7 +252,9 @@ def body_of(path: Path, batch: int) -> int:
 
 
 @pytest.mark.parametrize(("base", "batch", "offset"), [(30, 0, 30), (30, 1, 35), (40, 1, 45), (50, 0, 50)])
-def test_damage_in_a_segment_is_told_and_cut_only_when_asked(setup: Setup, base: int, batch: int, offset: int) -> None:
+def test_damage_in_a_segment_is_reported_and_cut_only_when_asked(
+    setup: Setup, base: int, batch: int, offset: int
+) -> None:
     path = setup.path(base)
     flip(path, body_of(path, batch))
     stored = {found.name: found.read_bytes() for found in setup.directory.glob("*.arrow")}
@@ -296,7 +298,7 @@ def test_a_segment_that_does_not_even_begin_as_one_is_kept_aside_as_a_whole(setu
     assert setup.read() == WHOLE[:40]
 
 
-def test_a_missing_segment_is_told_with_its_offsets(setup: Setup) -> None:
+def test_a_missing_segment_is_reported_with_its_offsets(setup: Setup) -> None:
     setup.path(40).unlink()
     damage = setup.repair().damage
     assert damage is not None and "40 to 49 are missing" in damage.why and (damage.offset, damage.end) == (40, 60)
@@ -314,7 +316,7 @@ def spoil(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [lose, spoil])
 @pytest.mark.parametrize("base", [0, 20])
-def test_damage_in_a_sealed_file_is_told_and_cut_only_when_asked(
+def test_damage_in_a_sealed_file_is_reported_and_cut_only_when_asked(
     setup: Setup, base: int, harm: Callable[[Path], None]
 ) -> None:
     harm(setup.path(base, "parquet"))
