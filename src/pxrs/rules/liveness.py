@@ -83,10 +83,12 @@ class Watch:
 
     def next_verdict(self, now: float) -> float | None:
         """The first moment after ``now`` at which a member may have to be judged: the time to look again."""
-        moments: list[float] = []
+        first = None
         for row, since, _ in self._seen.values():
-            moments += [since + row.lease_ms / 1000, since + row.patience_ms / 1000]
-        return min([moment for moment in moments if moment > now], default=None)
+            for moment in (since + row.lease_ms / 1000, since + row.patience_ms / 1000):
+                if moment > now and (first is None or moment < first):
+                    first = moment
+        return first
 
     def next_look(self, now: float) -> float | None:
         """The time of the next look, so that each heartbeat is seen at most a tenth of its lease after it came. None:

@@ -175,12 +175,12 @@ _ABSENT: dict[str, Any] = {
 
 def _fields(what: str, data: bytes, checks: Mapping[str, _Check]) -> list[Any]:
     """The fields of a row in the order of these checks, each checked."""
-    found = load(what, data)
+    found, values = load(what, data), []
     try:
-        return [
-            check(name, found[name] if name in found or name not in _ABSENT else _ABSENT[name])
-            for name, check in checks.items()
-        ]
+        for name, check in checks.items():
+            value = found[name] if name in found or name not in _ABSENT else _ABSENT[name]
+            values.append(value if check is text and type(value) is str else check(name, value))
+        return values
     except (KeyError, BadField) as error:
         raise damaged(what, error) from None
 

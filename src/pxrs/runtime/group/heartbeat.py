@@ -41,6 +41,7 @@ class Heartbeat:
         self._registry = registry
         self._work = work
         self._row = row
+        self._me = row.owner
         self._settings = settings
         self._report = report
         self._wall = wall
@@ -70,13 +71,13 @@ class Heartbeat:
     def look(self, row: MemberRow | None) -> bool:
         """Read what others have written into this member's row. True: an operator asks it to leave."""
         if row is not None:
-            ownership.require_my_life(row, self._row.owner)
+            ownership.require_my_life(row, self._me)
             self.asked_to_leave = row.state is MemberState.LEAVING
         return self.asked_to_leave
 
     def announce_leaving(self) -> None:
         if not self._leaving and not self.asked_to_leave:
-            self._registry.set_state(self._row.owner, MemberState.LEAVING)
+            self._registry.set_state(self._me, MemberState.LEAVING)
         self._leaving = True
 
     def _confirmed(self, sent: float) -> None:
@@ -101,7 +102,7 @@ class Heartbeat:
         if row is None or row.state in (state, MemberState.LEAVING) or not row.state.is_known:
             return
         self._row = replace(self._row, state=state)
-        self._held = self._registry.set_state(self._row.owner, state)
+        self._held = self._registry.set_state(self._me, state)
         self._report(state.value, {"member": self._row.id})
 
 

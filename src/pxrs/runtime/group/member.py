@@ -229,7 +229,10 @@ class Member:
             lost = {number: False for number in self.damaged if number in self.handles}
             self._drop_lost(lost | {number: rows[number].row.cause is Cause.SEEK for number in steps[Step.DROP]})
         self._keep(steps[Step.KEEP], rows)
-        if going := [*self._drain(steps[Step.DRAIN]), *steps[Step.RELEASE]]:
+        going = steps[Step.RELEASE]
+        if steps[Step.DRAIN]:
+            going = [*self._drain(steps[Step.DRAIN]), *going]
+        if going:
             self._release(going, rows)
         if steps[Step.GIVE_BACK]:
             self._give_back(steps[Step.GIVE_BACK])
