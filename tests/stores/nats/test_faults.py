@@ -18,7 +18,6 @@ from pxrs.io.nats import client as nats_client
 from pxrs.stores.base import ABSENT, CONFLICT, Swap, Verdict
 from pxrs.stores.nats import bucket as nats_bucket
 from pxrs.stores.nats import store as nats_store
-from pxrs.stores.nats import store as nats_watch
 from pxrs.stores.nats.store import NatsStore
 from pxrs.testing.proxy import Proxy
 from pxrs.testing.servers.base import free_ports, wait_until
@@ -196,7 +195,7 @@ def test_b57_a_broken_connection_wakes_and_the_watch_goes_on(nats_server: NatsSe
 def test_b57_a_consumer_that_says_nothing_is_given_up(
     nats_server: NatsServer, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_watch, "SILENCE_SECONDS", 0.2)  # shorter than a heartbeat
+    monkeypatch.setattr(nats_bucket, "SILENCE_SECONDS", 0.2)  # shorter than a heartbeat
     with store_on(nats_server, bucket) as store:
         mark = store.wait("w/", 0, 0.0)
         assert Background(store.wait, "w/", mark, LONG).result(SOON, "a silent consumer") != mark

@@ -15,7 +15,7 @@ from pxrs.io.clock import SystemClock
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, CONFLICT, Store, Swap, Verdict, done
 from pxrs.stores.nats import bucket as nats_bucket
-from pxrs.stores.nats import swaps as nats_swaps
+from pxrs.stores.nats import store as nats_store
 from pxrs.stores.nats.bucket import Subjects, key_of, stored_key
 from pxrs.stores.nats.store import NatsStore
 from pxrs.testing.proxy import Proxy
@@ -129,7 +129,7 @@ def test_a_deleted_row_leaves_one_marker_that_expires(nats_server: NatsServer, b
 def test_a_marker_that_is_gone_does_not_disturb(
     nats_server: NatsServer, bucket: str, store: NatsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_swaps, "MARKER_SECONDS", 1)
+    monkeypatch.setattr(nats_store, "MARKER_SECONDS", 1)
     first = put(store, "a", b"1")
     swap(store, "a", first, None)
     wait_until(lambda: not messages(nats_server, bucket), "the marker expires", SOON)

@@ -11,12 +11,10 @@ Each write is stamped with a random number: when its answer is lost, the row its
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
@@ -27,12 +25,11 @@ from pxrs.io.address import parse
 from pxrs.io.clock import SystemClock
 from pxrs.io.fork import renew_in_child
 from pxrs.io.nats.address import PORT, address_of
-from pxrs.io.nats.client import ApiError, Client, NotDoneInTime, patiently
-from pxrs.io.nats.requests import status_of
+from pxrs.io.nats.client import ApiError, Client, NotDoneInTime, checked, nobody_answers, patiently
+from pxrs.io.nats.requests import Send, status_of
 from pxrs.settings import Settings
-from pxrs.stores.base import Guarantee, Outcome, Row, Store, Swap, unknown
-from pxrs.stores.nats.bucket import Bucket
-from pxrs.stores.nats.swaps import Swapper
+from pxrs.stores.base import ABSENT, CONFLICT, Guarantee, Outcome, Row, Store, Swap, done, one_for_each_key, unknown
+from pxrs.stores.nats.bucket import BATCH_ID, EXPECT, MARKER_SECONDS, OPERATION, REST, STAMP, TTL, Bucket, PrefixWatch
 
 T = TypeVar("T")
 
@@ -164,124 +161,220 @@ class NatsStore(Store):
         return self._client.run(work(), 4 * seconds + _SLACK_SECONDS)
 
 
-# ---- a prefix that is watched ---------------------------------------------------------------------------------------
-# It is a hint. Whenever something might have been missed - the consumer was deleted, the connection broke, the server
-# went quiet - those who wait are woken, just in case, and a new consumer goes on from then.
+# ---- swaps: publishes on a condition ---------------------------------------------------------------------------------
+# The condition is the last sequence of the key. Where a row was deleted or has expired, that is the sequence of a
+# marker, which nobody but the server knows: a swap that expects nothing is tried against sequence 0 first, and if that
+# is refused, against the marker that is read then. Any other write in between makes the condition fail again.
 
 
-logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 4
-SILENCE_SECONDS = 10.0
-"""A consumer that has not even sent a heartbeat for so long is given up."""
-_WATCH_AGAIN_SECONDS = (0.1, 2.0)
-_PULL = {"batch": 1_000, "expires": 60_000_000_000, "idle_heartbeat": HEARTBEAT_SECONDS * 1_000_000_000}
-_UNUSED_NS = 30_000_000_000
-_LEAVE_SECONDS = 1.0
-_ALIVE, _PULL_IS_OVER = "100", "408"
+_WRONG_LAST = (10071, 10164)
+_INCOMPLETE = 10176
+_HEADERS = 1_024  # of the largest message: room for headers, generously
+_TRIES = 8
+_NO_ANSWER = "no answer came in time, or the connection broke"
 
 
-class PrefixWatch:
-    """One prefix, watched for all threads of a store. ``wait`` is for threads; all coroutines are for the loop."""
+class _Try:
+    """One swap on its way."""
 
-    def __init__(self, bucket: Bucket, prefix: str, seconds: float) -> None:
+    def __init__(self, swap: Swap, subject: str) -> None:
+        self.swap = swap
+        self.subject = subject
+        self.expect = swap.expect
+        self.stamp = secrets.token_hex(8)
+        self.outcome = unknown("it was not sent")
+        self.unheard = False
+        """Nobody was there to take it: it certainly was not done."""
+
+    def send(self) -> Send:
+        return self._send({STAMP: self.stamp})
+
+    def in_batch(self, name: str, number: int, size: int) -> Send:
+        """As one of the messages of an atomic batch; the server answers the last one."""
+        headers = {BATCH_ID: name, "Nats-Batch-Sequence": str(number + 1)}
+        if number < size - 1:
+            return self._send({**headers, REST: str(size - 1 - number)}, answered=False)
+        return self._send({**headers, "Nats-Batch-Commit": "1"})
+
+    def _send(self, more: Mapping[str, str], answered: bool = True) -> Send:
+        headers = {EXPECT: str(self.expect), **more}
+        if self.swap.value is None:
+            headers |= {OPERATION: "PURGE", TTL: f"{MARKER_SECONDS}s"}
+        elif self.swap.ttl_ms is not None:
+            headers[TTL] = f"{max(1, -(-self.swap.ttl_ms // 1_000))}s"  # whole seconds, never less than asked for
+        return Send(self.subject, self.swap.value or b"", headers, answered)
+
+    def hear(self, answer: Msg | None) -> bool:
+        """Take the answer in; False if there is none."""
+        self.unheard = answer is not None and status_of(answer) == "503"
+        if answer is None or self.unheard:
+            self.outcome = unknown("no stream takes it" if self.unheard else _NO_ANSWER)
+            return self.unheard
+        try:
+            sequence = int(checked(answer.data)["seq"])
+        except ApiError as error:
+            self.outcome = CONFLICT if error.number in _WRONG_LAST else unknown(f"{error} ({error.number})")
+        else:
+            self.outcome = self.done_as(sequence)
+        return True
+
+    def done_as(self, sequence: int) -> Outcome:
+        return done(ABSENT if self.swap.value is None else sequence)
+
+
+class Swapper:
+    """Carries swaps out."""
+
+    def __init__(self, bucket: Bucket, max_payload: int) -> None:
         self._bucket = bucket
-        self._subject = bucket.subjects.under(prefix)
-        self._seconds = seconds
-        self._changed = threading.Condition()
-        self._mark = 1 + secrets.randbelow(2**48)  # a mark from elsewhere, as from before a fork, is not this one
-        self._ended = False
-        self._tried = threading.Event()
-        self._left = asyncio.Event()
-        self._task: Future[None] = bucket.client.start(self._run())
+        self._largest = max_payload - _HEADERS
 
-    def wait(self, after: int, timeout: float) -> int:
-        self._tried.wait(self._seconds)  # a mark may only be given out when changes after it are heard
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._mark != after, timeout)
-            return self._mark
+    def _tries(self, swaps: Sequence[Swap]) -> list[_Try]:
+        """Refused before anything is sent, if one of them cannot be stored."""
+        for swap in swaps:
+            if swap.value is not None and len(swap.value) > self._largest:
+                raise Refused(
+                    f"{self._bucket}: the row {swap.key!r} has {len(swap.value):,} bytes, and the server takes "
+                    f"{self._largest:,}: raise max_payload in its configuration"
+                )
+        return [_Try(swap, self._bucket.subjects.of(swap.key)) for swap in swaps]
 
-    def end(self, seconds: float) -> None:
-        """End the waits, and the watching."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-        self._tried.set()
-        self._task.cancel()
-        with suppress(Unavailable):
-            self._bucket.client.run(self._left.wait(), seconds)
+    # --- each alone
 
-    def _ring(self) -> None:
-        with self._changed:
-            self._mark += 1
-            self._changed.notify_all()
-
-    async def _run(self) -> None:
-        pause, longest = _WATCH_AGAIN_SECONDS
-        try:
-            while True:
-                try:
-                    await self._follow()
-                    pause = _WATCH_AGAIN_SECONDS[0]
-                except Exception as error:  # of whatever kind: a watch goes on as long as its store
-                    logger.debug("%s: no watch under %s for now: %s", self._bucket, self._subject, error)
-                    pause = min(2 * pause, longest)
-                self._tried.set()
-                await asyncio.sleep(pause)
-        finally:
-            self._left.set()
-
-    async def _follow(self) -> None:
-        """Make a consumer and listen to it, until there is a doubt that it tells everything."""
-        client, heard = self._bucket.client, asyncio.Queue[Msg | None]()
-        inbox = await client.new_inbox()
-        stop = await client.listen(inbox, heard.put_nowait)
-        stop_reconnects = client.on_reconnect(lambda: heard.put_nowait(None))
-        name = f"pxrs-{secrets.token_hex(8)}"
-        try:
-            await self._bucket.api("CONSUMER.CREATE", self._consumer(name), self._seconds, name)
-            self._ring()  # whatever has happened before is told now
-            self._tried.set()
-            await self._listen(name, inbox, heard)
-        finally:
-            stop_reconnects()
-            await self._leave(name)
-            await stop()
-
-    def _consumer(self, name: str) -> dict[str, object]:
-        config = {
-            "name": name,
-            "deliver_policy": "new",
-            "ack_policy": "none",
-            "filter_subject": self._subject,
-            "headers_only": True,
-            "mem_storage": True,
-            "num_replicas": 1,
-            "inactive_threshold": _UNUSED_NS,
-        }
-        return {"stream_name": self._bucket.stream, "config": config, "action": "create"}
-
-    async def _listen(self, name: str, inbox: str, heard: asyncio.Queue[Msg | None]) -> None:
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._bucket.stream}.{name}"
-        left = 0
-        while True:
-            if not left:
-                await self._bucket.client.ask(subject, _PULL, inbox)
-                left = int(str(_PULL["batch"]))
+    async def each(self, swaps: Sequence[Swap], seconds: float) -> list[Outcome]:
+        tries = self._tries(swaps)
+        deadline = _CLOCK.monotonic() + seconds
+        sent: list[_Try] = []
+        lost: list[_Try] = []
+        for wave in _waves(tries):
             try:
-                message = await asyncio.wait_for(heard.get(), SILENCE_SECONDS)
-            except TimeoutError:
-                return
-            status = status_of(message) if message is not None else "reconnected"
-            if status is None:
-                left -= 1
-                self._ring()
-            elif status == _PULL_IS_OVER:
-                left = 0
-            elif status != _ALIVE:
-                return
+                lost = await self._wave(wave, deadline)
+            except Unavailable:
+                if not sent:
+                    raise
+                break
+            sent += wave
+            if lost or any(one.unheard for one in wave):
+                break  # the last of them must not be seen before the others
+        await self._recognise(lost, seconds / 2)
+        if sent and all(one.unheard for one in sent):
+            await self._bucket.refuse_if_gone(seconds)
+            raise nobody_answers(self._bucket.client.address)
+        return [one.outcome for one in tries]
 
-    async def _leave(self, name: str) -> None:
-        """The server forgets an unused consumer by and by; this is only to be polite."""
-        with suppress(PxrsError, ApiError):
-            await self._bucket.api("CONSUMER.DELETE", None, _LEAVE_SECONDS, name)
+    async def _wave(self, wave: list[_Try], deadline: float) -> list[_Try]:
+        """Send them at once; those that got no answer. Unavailable only if nothing was sent."""
+        lost = await self._send(wave, deadline)
+        todo = await self._over_markers([one for one in wave if one.outcome == CONFLICT], deadline)
+        for _ in range(_TRIES):
+            if not todo:
+                break
+            with suppress(Unavailable):  # those are conflicts still
+                lost += await self._send(todo, deadline)
+            todo = await self._over_markers([one for one in todo if one.outcome == CONFLICT], deadline)
+        return lost
+
+    async def _send(self, tries: list[_Try], deadline: float) -> list[_Try]:
+        """Those that got no answer."""
+        sends = [one.send() for one in tries]
+        answers = await self._bucket.client.burst(sends, deadline - _CLOCK.monotonic())
+        return [one for one, answer in zip(tries, answers, strict=True) if not one.hear(answer)]
+
+    async def _over_markers(self, refused: list[_Try], deadline: float) -> list[_Try]:
+        """Of swaps that were refused, those which expected nothing, where there is nothing but a marker."""
+        creating = [one for one in refused if one.swap.expect == ABSENT]
+        left = deadline - _CLOCK.monotonic()
+        if not creating or left <= 0:
+            return []
+        try:
+            found = await self._bucket.last([one.swap.key for one in creating], left)
+        except Unavailable:
+            return []
+        again = []
+        for one, stored in zip(creating, found, strict=True):
+            before, one.expect = one.expect, stored.version if stored else 0
+            if one.expect != before and (stored is None or stored.value is None):
+                again.append(one)
+        return again
+
+    async def _recognise(self, lost: list[_Try], seconds: float) -> None:
+        """The answers are lost; where the last write of the row is this one, it was done."""
+        if not lost:
+            return
+        try:
+            found = await self._bucket.last([one.swap.key for one in lost], seconds)
+        except PxrsError:
+            return
+        for one, stored in zip(lost, found, strict=True):
+            if stored is not None and stored.stamp == one.stamp:
+                one.outcome = one.done_as(stored.version)
+
+    # --- all or none
+
+    async def all(self, swaps: Sequence[Swap], seconds: float) -> Outcome:
+        folded = one_for_each_key(swaps)
+        if folded is None:
+            return CONFLICT
+        if len(folded) < 2:
+            return next(iter(await self.each(folded, seconds)), done(ABSENT))
+        tries = self._tries(folded)
+        deadline = _CLOCK.monotonic() + seconds
+        for _ in range(_TRIES):
+            outcome = await self._batch(tries, deadline, seconds / 2)
+            if outcome != CONFLICT or not await self._over_markers_all(tries, deadline):
+                return outcome
+        return CONFLICT
+
+    async def _over_markers_all(self, tries: list[_Try], deadline: float) -> bool:
+        """Whether the batch can be tried again: nothing but markers stands where nothing is expected."""
+        before = [one.expect for one in tries]
+        again = await self._over_markers(tries, deadline)
+        changed = [one for one, expect in zip(tries, before, strict=True) if one.expect != expect]
+        return bool(changed) and again == changed
+
+    async def _batch(self, tries: list[_Try], deadline: float, look: float) -> Outcome:
+        name, size = secrets.token_hex(8), len(tries)
+        sends = [one.in_batch(name, number, size) for number, one in enumerate(tries)]
+        answer = (await self._bucket.client.burst(sends, deadline - _CLOCK.monotonic()))[-1]
+        if answer is None:
+            return await self._recognise_batch(tries, name, look)
+        if status_of(answer) == "503":
+            await self._bucket.refuse_if_gone(1.0)
+            raise nobody_answers(self._bucket.client.address)
+        try:
+            return _done_together(tries, int(checked(answer.data)["seq"]))
+        except ApiError as error:
+            if error.number in _WRONG_LAST:
+                return CONFLICT
+            if error.number == _INCOMPLETE:  # a part got lost with a connection, and the server took none
+                raise Unavailable(f"{self._bucket}: {error}: nothing was stored") from None
+            return unknown(f"{error} ({error.number})")
+
+    async def _recognise_batch(self, tries: list[_Try], name: str, seconds: float) -> Outcome:
+        try:
+            [stored] = await self._bucket.last([tries[0].swap.key], seconds)
+        except PxrsError:
+            stored = None
+        if stored is not None and stored.stamp == name:
+            return _done_together(tries, stored.version + len(tries) - 1)
+        return unknown(_NO_ANSWER)
+
+
+def _done_together(tries: list[_Try], last: int) -> Outcome:
+    """The messages of a batch have sequences in a row."""
+    first = last - len(tries) + 1
+    return done(max((first + number for number, one in enumerate(tries) if one.swap.value is not None), default=ABSENT))
+
+
+def _waves(tries: list[_Try]) -> list[list[_Try]]:
+    """What is sent at once: each key once. The last swap comes after all that may have to be tried twice."""
+    creating = any(one.swap.expect == ABSENT for one in tries[:-1])
+    waves: list[list[_Try]] = [[]]
+    keys: set[str] = set()
+    for one in tries:
+        if one.swap.key in keys or (creating and one is tries[-1]):
+            waves.append([])
+            keys = set()
+        waves[-1].append(one)
+        keys.add(one.swap.key)
+    return waves
