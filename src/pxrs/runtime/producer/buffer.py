@@ -161,7 +161,7 @@ class Buffer:
             self._wait_for_room(size)
         if self.open is None:
             due = self._clock.monotonic() + self._settings.linger_ms / 1000
-            self._last = self.open = SentParcel(self.hurry, due)
+            self._last = self.open = SentParcel(self.flush_now, due)
             self._work.set()
         self.open.room = self._limit - self._buffered
         return self.open
@@ -198,7 +198,7 @@ class Buffer:
         if self._stopping:
             raise Closed("this producer is closed")
 
-    def hurry(self, parcel: PendingBatch) -> None:
+    def flush_now(self, parcel: PendingBatch) -> None:
         """Write this parcel at once: somebody waits for it."""
         with self._lock:
             if self.open is parcel:

@@ -21,7 +21,7 @@ from pxrs.logs.message_size import headers_bytes
 from pxrs.rules.routing.partitioner import round_robin
 from pxrs.settings import check_seconds
 
-Hurry = Callable[["PendingBatch"], None]
+FlushNow = Callable[["PendingBatch"], None]
 
 _BODY_FIELDS = [ENTRY_SCHEMA.field(name) for name in ("timestamp", "key", "value", "headers", "tenant")]
 BODY_SCHEMA: pa.Schema = pa.schema(_BODY_FIELDS)
@@ -54,13 +54,13 @@ class Routes(Protocol):
 class PendingBatch:
     """Messages that become durable together, or fail together."""
 
-    def __init__(self, hurry: Hurry) -> None:
+    def __init__(self, flush_now: FlushNow) -> None:
         self.size = 0
         self.partitions: NDArray[np.int32] | None = None
         self.offsets: NDArray[np.int64] | None = None
         self.error: BaseException | None = None
         self.finished = Latch()
-        self.hurry = hurry
+        self.flush_now = flush_now
 
     def count(self) -> int:
         """Its size in bytes."""
@@ -89,7 +89,7 @@ class PendingBatch:
     def wait(self, timeout: float | None) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Partitions and offsets of all messages, once they are durable."""
         if not self.finished.is_set():
-            self.hurry(self)
+            self.flush_now(self)
             if not self.finished.wait(timeout):
                 raise Unavailable(f"not durable after {timeout} s; it may still become so")
         if self.error is not None:
@@ -143,8 +143,8 @@ class Receipt:
 class SentParcel(PendingBatch):
     """Messages sent one by one. Extras are kept aside, by the message's number in the parcel."""
 
-    def __init__(self, hurry: Hurry, due: float) -> None:
-        super().__init__(hurry)
+    def __init__(self, flush_now: FlushNow, due: float) -> None:
+        super().__init__(flush_now)
         self.due = due
         self.room = 0
         """The size that it may reach without going beyond the producer's buffer."""
@@ -240,7 +240,7 @@ def together(parcels: Sequence[PendingBatch]) -> list[PendingBatch]:
     for kind, run in groupby(parcels, type):
         neighbours = list(run)
         if kind is SentParcel and len(neighbours) > 1:
-            whole = SentParcel(neighbours[0].hurry, 0.0)
+            whole = SentParcel(neighbours[0].flush_now, 0.0)
             for parcel in neighbours:
                 whole.take_in(cast(SentParcel, parcel))
             neighbours = [whole]
@@ -251,8 +251,8 @@ def together(parcels: Sequence[PendingBatch]) -> list[PendingBatch]:
 class TableParcel(PendingBatch):
     """Messages that came as an Arrow batch, perhaps with their partitions."""
 
-    def __init__(self, hurry: Hurry, batch: pa.RecordBatch, given: NDArray[np.int32] | None) -> None:
-        super().__init__(hurry)
+    def __init__(self, flush_now: FlushNow, batch: pa.RecordBatch, given: NDArray[np.int32] | None) -> None:
+        super().__init__(flush_now)
         self._batch = batch
         self._given = given
 

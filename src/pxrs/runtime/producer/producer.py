@@ -123,7 +123,7 @@ class Producer:
         parts = body_parts(table, self._partitions, now_us, self._settings.buffer_bytes, self._largest)
         parcels = []
         for batch, given, size in parts:
-            parcel = TableParcel(self._buffer.hurry, batch, given)
+            parcel = TableParcel(self._buffer.flush_now, batch, given)
             parcel.size = size
             self._buffer.put_parcel(parcel)
             parcels.append(parcel)
@@ -278,7 +278,7 @@ class NamedProducer:
         whole, partitions = whole_body(table, count, now_us, self._log.largest_message)
         content = content_of(_given(table, whole, partitions))
         stored = [
-            self._store(packer, TableParcel(_no_hurry, body, given), sequence, part, content)
+            self._store(packer, TableParcel(_no_flush, body, given), sequence, part, content)
             for part, (body, given, _) in enumerate(parts_by_rows(whole, partitions, _PART_ROWS))
         ]
         if not stored:
@@ -310,7 +310,7 @@ def _given(table: pa.Table | pa.RecordBatch, whole: pa.Table, partitions: NDArra
     return whole if partitions is None else whole.append_column("partition", pa.array(partitions))
 
 
-def _no_hurry(_: object) -> None:
+def _no_flush(_: object) -> None:
     """Do nothing: no message lingers here."""
 
 
