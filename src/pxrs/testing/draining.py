@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Literal
 
-from pxrs.errors import HandlerFailed
+from pxrs.errors import BadSetting, HandlerFailed
 from pxrs.io.clock import SystemClock
 from pxrs.runtime.consumer.consumer import Consumer
 from pxrs.runtime.group.until_end import FinishLine
@@ -34,6 +34,8 @@ def drain(
     An error of the handler is raised here as it is, after the first try; its message stays unprocessed. With
     ``on_failure`` and ``tries`` the failure goes where it would go in production. TimeoutError: it took too long.
     """
+    if not isinstance(queue, Queue):
+        raise BadSetting(f"queue = {queue!r}: must be an open queue, as pxrs.open({queue!r}) is")
     settings = (settings or queue.settings).with_(on_failure=on_failure, tries=tries)
     consumer = queue.consumer(group, handler, deliver=deliver, start=start, sink=sink, settings=settings)
     line = FinishLine(queue.group(group), SystemClock())

@@ -198,6 +198,13 @@ def test_drain_ends_where_a_handler_has_had_enough(queue: pxrs.Queue) -> None:
     assert drain(queue, "g", enough).handled == 0 and lag(queue) == 40
 
 
+def test_drain_refuses_what_is_no_queue() -> None:
+    with pytest.raises(
+        BadSetting, match=r"queue = 'file:\./q': must be an open queue, as pxrs\.open\('file:\./q'\) is"
+    ):
+        drain("file:./q", "g", print)  # type: ignore[arg-type]  # the mistake
+
+
 def test_drain_refuses_async_handlers(queue: pxrs.Queue) -> None:
     async def handle(message: pxrs.Message) -> None: ...
 
