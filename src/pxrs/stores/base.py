@@ -31,7 +31,7 @@ ABSENT = 0
 
 
 class Guarantee(Enum):
-    """What a store promises. Drivers declare these; ``pxrs.open(require=...)`` can insist on them."""
+    """A promise of a store. Drivers declare these; ``pxrs.open(require=...)`` can insist on them."""
 
     DURABLE = "an acknowledged write survives the death of every process"
     LINEARIZABLE = "a read sees every write that was answered before it"

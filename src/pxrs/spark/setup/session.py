@@ -189,7 +189,7 @@ TEXT = "interrupted while Spark was starting"
 
 
 class Interrupted(Exception):
-    """Somebody has pressed Ctrl-C; Spark, as far as it had started, is stopped."""
+    """The user has pressed Ctrl-C; Spark, as far as it had started, is stopped."""
 
 
 class _CtrlC:

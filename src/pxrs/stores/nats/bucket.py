@@ -49,7 +49,7 @@ class StoredKey(NamedTuple):
     version: int
     value: bytes | None
     stamp: str = ""
-    """Whose write it was."""
+    """The random stamp of the write."""
     until: int = 0
     """The sequence at which the swap of several rows ends that it belongs to."""
 
@@ -159,7 +159,7 @@ class Bucket:
         return answer
 
     async def refuse_if_gone(self, seconds: float) -> None:
-        """Nobody answers to its subjects: is the server starting, or is the stream gone?"""
+        """Raise an error if the stream is gone; a server that is starting does not answer its subjects either."""
         if await self._info(seconds) is None:
             raise self.refused(ApiError(404, NOT_FOUND, ""))
 
@@ -203,7 +203,7 @@ class Bucket:
         return {key: row for rows in found for key, row in rows.items()}
 
     async def _chunk(self, keys: Sequence[str], newest: StoredKey, seconds: float) -> dict[str, Row]:
-        """From any replica if it has come as far as the leader's newest message, else one by one from the leader."""
+        """Read from any replica that has the leader's newest message, else one by one from the leader."""
         wanted = {*keys, newest.key}  # the newest is there: without any result a replica does not say how far it is
         answers = await self._direct({"multi_last": [self.subjects.of(key) for key in wanted], "batch": len(wanted)})
         end = answers[-1].headers or {}
@@ -220,7 +220,7 @@ class Bucket:
             raise self.refused(error) from None
 
     async def scan(self, prefix: str, seconds: float) -> list[Row]:
-        """All rows under a prefix as they stood at one moment, after everything that was answered before."""
+        """All rows under a prefix as they were at one moment, after everything that was answered before."""
         walk, under = _BucketScan(), self.subjects.under(prefix)
         complete_to = 0  # swaps of several rows that end here or before are seen whole
         while True:
@@ -236,7 +236,7 @@ class Bucket:
                 return sorted(row for key, row in _rows(walk.found.values()).items() if key.startswith(prefix))
 
     async def _go_on(self, walk: _BucketScan, under: str) -> None:
-        """To the end, on whatever replica answers; a single answer is not larger than the server allows."""
+        """Read on to the end, on any replica that answers; a single answer is not larger than the server allows."""
         while True:
             answers = await self._direct({"seq": walk.position + 1, "next_by_subj": under, "batch": _ALL})
             walk.take([self._of_replica(answer) for answer in answers[:-1]])
@@ -264,7 +264,7 @@ class _BucketScan:
     """A walk over the messages under a filter, in the order of their sequences, to the end.
 
     A row that is written during the walk moves to the end, and is met there again: so the last message met of each key
-    is what stood when the end was reached, however long the walk took. Only the last swap of several rows may have
+    is what was there when the end was reached, however long the walk took. Only the last swap of several rows may have
     been met in part: ``until`` is where it ends.
     """
 
@@ -308,7 +308,7 @@ def _parsed(raw: bytes) -> dict[str, str]:
 
 
 MAX_SUBJECT = 2_000
-"""The server takes lines of 4,096 bytes, and an answer's subject stands in them as well."""
+"""The longest subject: the server takes lines of 4,096 bytes, and an answer's subject is in them as well."""
 
 
 @lru_cache(maxsize=16_384)  # the same few keys are written all the time
@@ -319,7 +319,7 @@ def stored_key(key: str) -> str:
 
 
 def key_of(stored: str) -> str:
-    """The key that a bucket's key stands for."""
+    """The key behind a bucket's key."""
     return "/".join(unquote(part.replace("=", "%")) if part != "=" else "" for part in stored.split("."))
 
 
@@ -330,7 +330,7 @@ def _escaped(part: str) -> str:
 
 
 class Subjects:
-    """Where the keys of one bucket are published."""
+    """The subjects on which the keys of one bucket are published."""
 
     def __init__(self, bucket: str) -> None:
         self._root = f"$KV.{bucket}."
@@ -430,7 +430,7 @@ class PrefixWatch:
         name = f"pxrs-{secrets.token_hex(8)}"
         try:
             await self._bucket.api("CONSUMER.CREATE", self._consumer(name), self._seconds, name)
-            self._ring()  # whatever has happened before is told now
+            self._ring()  # changes that came before wake waiters now
             self._tried.set()
             await self._listen(name, inbox, heard)
         finally:

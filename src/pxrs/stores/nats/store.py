@@ -157,7 +157,7 @@ class NatsStore(Store):
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         if self._closed:
             raise Closed(f"{self._bucket} was closed before this call")
-        # The work has time-outs of its own, and knows what they mean. This one is for a loop that stands still.
+        # The work has time-outs of its own, and knows what they mean. This one is for a loop that hangs.
         return self._client.run(work(), 4 * seconds + _SLACK_SECONDS)
 
 
@@ -175,7 +175,7 @@ _NO_ANSWER = "no answer came in time, or the connection broke"
 
 
 class _Try:
-    """One swap on its way."""
+    """One swap that is being done."""
 
     def __init__(self, swap: Swap, subject: str) -> None:
         self.swap = swap
@@ -184,13 +184,13 @@ class _Try:
         self.stamp = secrets.token_hex(8)
         self.outcome = unknown("it was not sent")
         self.unheard = False
-        """Nobody was there to take it: it certainly was not done."""
+        """No server took the request: it certainly was not done."""
 
     def send(self) -> Send:
         return self._send({STAMP: self.stamp})
 
     def in_batch(self, name: str, number: int, size: int) -> Send:
-        """As one of the messages of an atomic batch; the server answers the last one."""
+        """The swap as one message of an atomic batch; the server answers the last one."""
         headers = {BATCH_ID: name, "Nats-Batch-Sequence": str(number + 1)}
         if number < size - 1:
             return self._send({**headers, REST: str(size - 1 - number)}, answered=False)
@@ -281,7 +281,7 @@ class Swapper:
         return [one for one, answer in zip(tries, answers, strict=True) if not one.hear(answer)]
 
     async def _over_markers(self, refused: list[_Try], deadline: float) -> list[_Try]:
-        """Of swaps that were refused, those which expected nothing, where there is nothing but a marker."""
+        """The refused swaps that expected nothing, and found nothing but a marker."""
         creating = [one for one in refused if one.swap.expect == ABSENT]
         left = deadline - _CLOCK.monotonic()
         if not creating or left <= 0:
@@ -326,7 +326,7 @@ class Swapper:
         return CONFLICT
 
     async def _over_markers_all(self, tries: list[_Try], deadline: float) -> bool:
-        """Whether the batch can be tried again: nothing but markers stands where nothing is expected."""
+        """Whether the batch can be tried again: there are only markers where it expects nothing."""
         before = [one.expect for one in tries]
         again = await self._over_markers(tries, deadline)
         changed = [one for one, expect in zip(tries, before, strict=True) if one.expect != expect]
@@ -367,7 +367,7 @@ def _done_together(tries: list[_Try], last: int) -> Outcome:
 
 
 def _waves(tries: list[_Try]) -> list[list[_Try]]:
-    """What is sent at once: each key once. The last swap comes after all that may have to be tried twice."""
+    """The swaps that are sent at once: each key once. The last swap comes after all that may have to be tried twice."""
     creating = any(one.swap.expect == ABSENT for one in tries[:-1])
     waves: list[list[_Try]] = [[]]
     keys: set[str] = set()

@@ -28,9 +28,9 @@ except ModuleNotFoundError as error:
 
 Word = bytes | str | int
 MOST_CONNECTIONS = 10_000
-"""As many as there are calls at one time; redis-py alone would stop at a hundred."""
+"""The most connections: one for each call at a time; redis-py alone would stop at a hundred."""
 NAME = "pxrs"
-"""What CLIENT LIST shows of our connections."""
+"""The name of our connections in CLIENT LIST."""
 
 # The server says these before it has changed anything, also from within a script.
 _NOT_NOW = {"LOADING", "READONLY", "MISCONF", "OOM", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN"}
@@ -39,7 +39,7 @@ _IN_A_SCRIPT = "script"
 
 
 class Lost(Exception):
-    """It was sent, and no answer came: the connection broke, or the time ran out. It may have been carried out."""
+    """A call was sent, and no answer came: the connection broke, or the time ran out. It may have been carried out."""
 
     def __init__(self, reason: str, timed_out: bool) -> None:
         super().__init__(reason)
@@ -125,7 +125,7 @@ class RedisClient:
         """The answer of a script, which is sent once. Lost or Rejected: it may have been carried out."""
         try:
             return self._answer(("EVALSHA", script.sha, len(keys), *keys, *values))
-        except exceptions.NoScriptError:  # the server is new, or was told to forget its scripts: nothing was done
+        except exceptions.NoScriptError:  # the server is new, or has forgotten its scripts: nothing was done
             return self._answer(("EVAL", script.text, len(keys), *keys, *values))
 
     def look(self, script: Script, keys: Sequence[bytes], values: Sequence[Word]) -> Any:
@@ -176,7 +176,7 @@ class RedisClient:
         return Unavailable(f"{self.address} cannot be reached: {_text(error)}")
 
     def _verdict(self, error: Exception) -> Exception:
-        """What an error means that came after something was sent."""
+        """The meaning of an error that came after something was sent."""
         code = _code(error)
         if isinstance(error, exceptions.NoScriptError):
             return error
@@ -235,7 +235,7 @@ def _text(error: Exception) -> str:
 
 
 SILENCE_SECONDS = 10.0
-"""After so long without a word the connection is tried."""
+"""The connection is tried after this time without a message."""
 RETRY_SECONDS = (0.05, 1.0)
 """The first pause before a new subscription, and the longest; a subscription that lasted begins with the first."""
 
@@ -258,7 +258,7 @@ class Listener:
         self.is_subscribed = self._closed = False
 
     def wait(self, prefix: bytes, after: int, timeout: float) -> int:
-        """The mark of the prefix, as soon as it is another one than ``after``, or after the time-out."""
+        """Wait until the prefix has another mark than ``after``, or until the time-out; returns the mark."""
         self._start()
         self._tried.wait(self._client.timeout)  # a mark may only be given out when changes after it are heard
         with self._change:
@@ -300,7 +300,7 @@ class Listener:
             pause = min(2 * pause, longest)
 
     def _listen(self) -> None:
-        """Subscribe, and hear what is said until the connection breaks."""
+        """Subscribe, and read messages until the connection breaks."""
         connection = self._client.connect()
         try:
             connection.send_command("SUBSCRIBE", self._channel)

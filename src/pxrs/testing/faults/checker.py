@@ -10,7 +10,7 @@ history tells.
     Processed(partition, offset, by, epoch)      a handler finished a message
     Withdrawn(ranges, failed)                    a batch was given up: what it processed is never shown
     Shown(partition, offset, epoch)              the output of a message, made under this epoch, became visible
-    Waived(partition, offset)                    a message has no output: it stands in the dead letters, or needs none
+    Waived(partition, offset)                    a message has no output: it is in the dead letters, or needs none
     Rested(live, ends, moves, shows)             the quiet end: who is alive, and the log's ends
 """
 
@@ -88,7 +88,7 @@ class Violation(NamedTuple):
 class _Span:
     """The part of a partition between two seeks: each message committed in it must be visible once.
 
-    Whoever seeks back wants to see messages again, and whoever seeks forward wants to see none of those between.
+    A seek back asks for messages again, and a seek forward asks for none of those between.
     """
 
     since: int

@@ -26,7 +26,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 class Tally(NamedTuple):
-    """What one racer did: the rows it won in each round, or its renewals, or its error."""
+    """The result of one racer: the rows it won in each round, or its renewals, or its error."""
 
     won: tuple[tuple[int, ...], ...] = ()
     renewed: int = 0
@@ -39,7 +39,7 @@ def open_store(url: str, settings: Settings | None = None) -> Store:
 
 
 def race_processes(url: str, rounds: int, racers: int = 8) -> list[str]:
-    """Claim every row in every round, from so many processes. The answer says what went wrong: nothing, we hope."""
+    """Claim every row in every round, from this many processes. The answer says what went wrong: nothing, we hope."""
     store = open_store(url)
     lay_out(store)
     barrier = SPAWN.Barrier(racers)

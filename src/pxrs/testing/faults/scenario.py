@@ -59,7 +59,7 @@ class JumpingClock(SystemClock):
         return SystemClock.wall() + self.offset
 
 
-class Shop:
+class Scenario:
     """The queue, its members, and what they did. ``with`` ends everything."""
 
     def __init__(self, registry: str, directory: Path) -> None:

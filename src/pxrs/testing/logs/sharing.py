@@ -55,7 +55,7 @@ class SharingPromises(LogPromises):
         self._append_together([first, open_log(create=False), first, open_log(create=False)])
 
     def _append_together(self, logs: list[Log]) -> None:
-        """Let each producer append its own numbered batches; each batch must be where its writer was told, in order."""
+        """Let each producer append numbered batches; each batch must be at the offset of its receipt, in order."""
 
         def work(log: Log, producer: int) -> list[int]:
             sent = [entries([b"%d-%d" % (producer, n)] * 3) for n in range(ROUNDS)]
@@ -95,7 +95,7 @@ class SharingPromises(LogPromises):
         def look() -> None:
             seen = 0
             while not done.is_set():
-                assert reader.bounds(0)[1] % 7 == 0, "the end stands inside of a batch"
+                assert reader.bounds(0)[1] % 7 == 0, "the end is inside of a batch"
                 seen += len(read_all(reader, 0, seen))
                 assert seen % 7 == 0, "a part of a batch was read"
 
@@ -108,7 +108,7 @@ class SharingPromises(LogPromises):
         looking.result(self.patience, "a reader beside a writer")
         assert read_all(reader, 0) == list(enumerate(numbered(28 * ROUNDS)))
 
-    # ---- being told -------------------------------------------------------------------------------------------------
+    # ---- subscriptions ----------------------------------------------------------------------------------------------
 
     def test_a_subscriber_hears_of_an_append(self, open_log: OpenLog) -> None:
         log = open_log(partitions=2)
@@ -116,7 +116,7 @@ class SharingPromises(LogPromises):
         cancels = [log.subscribe(0, heard.set), log.subscribe(1, other.set)]
         log.append({0: entries(numbered(1))})
         assert heard.wait(self.patience)
-        assert not other.is_set(), "the subscriber of another partition was told"
+        assert not other.is_set(), "the subscriber of another partition was woken"
         for cancel in cancels:
             cancel()
 
@@ -144,7 +144,7 @@ class SharingPromises(LogPromises):
         cancel = log.subscribe(mine, heard.release)
         for number in range(turns):
             while log.read(mine, number) is None:
-                assert heard.acquire(timeout=self.patience), f"not told of message {number}"
+                assert heard.acquire(timeout=self.patience), f"not woken for message {number}"
             log.append({theirs: entries(numbered(1, number))})
         cancel()
 

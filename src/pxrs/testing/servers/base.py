@@ -85,7 +85,7 @@ class ServerProcess(Started):
     """One process of a server. ``with`` starts it and stops it.
 
     A subclass says how it is started (``command``) and when it can be used (``is_ready``); where its data directory
-    must be laid out first, ``prepare`` does that. All its data stand in ``data``: they can be taken away, copied, and
+    must be laid out first, ``prepare`` does that. All its data are in ``data``: they can be taken away, copied, and
     put back.
     """
 

@@ -124,7 +124,7 @@ class PostgresServer(ServerProcess):
 
     def pause(self) -> None:
         children = self._stand_still()
-        wait_until(lambda: all(_state(child) in "TtZX" for child in children), "the server stands still")
+        wait_until(lambda: all(_state(child) in "TtZX" for child in children), "the server is stopped")
 
     def resume(self) -> None:
         for child in self._children():

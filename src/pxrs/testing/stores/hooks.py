@@ -50,7 +50,7 @@ def swap(store: Store, key: str, expect: int, value: bytes | None) -> Outcome:
 def put(store: Store, key: str, value: bytes, expect: int = ABSENT) -> int:
     """A swap that must be done; the new version."""
     outcome = swap(store, key, expect, value)
-    assert outcome.verdict is Verdict.DONE, f"{key!r}: {outcome} for a swap that nothing stands against"
+    assert outcome.verdict is Verdict.DONE, f"{key!r}: {outcome} for a swap without a conflict"
     return outcome.version
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Findings:
-    """What ``health`` has found: ``broken`` is exit code 1, ``waiting`` is 3; ``odd`` is a warning only."""
+    """Findings of ``health``: ``broken`` is exit code 1, ``waiting`` is 3; ``odd`` is a warning only."""
 
     broken: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
