@@ -41,7 +41,7 @@ def tail(
             "-n",
             min=0,
             metavar="N",
-            help="How many of the newest come first (10); with --from: end after so many.",
+            help="The number of newest messages that come first (10); with --from: end after this many.",
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Wait for messages that come.")] = True,
