@@ -29,8 +29,6 @@ from pxrs.runtime.views.tables import counted
 from pxrs.settings import Settings
 from pxrs.stores.base import ABSENT, Row, Store, Swap, Verdict
 
-__all__ = ["DeadLetter", "DeadLetters"]
-
 logger = logging.getLogger(__name__)
 
 RETRIED_FROM = "pxrs.retried-from"

@@ -15,7 +15,7 @@ from pxrs.errors import NotFound, Refused
 from pxrs.runtime.views.tables import Table, as_header, counted
 
 if TYPE_CHECKING:
-    from pxrs.runtime.dead_letters.box import DeadLetter
+    from pxrs.runtime.dead_letters.letter import DeadLetter
     from pxrs.runtime.queue.queue import Queue
 
 
