@@ -407,3 +407,28 @@ def test_closing_a_queue_waits_for_producers_that_nobody_has_kept(tmp_path: Path
         ) as queue:
             receipts = [queue.producer().send("k", b"x") for _ in range(3)]
         assert [receipt.result(0)[0] for receipt in receipts] == [0, 0, 0]
+
+
+def test_a_handler_that_sends_does_not_fail_when_its_queue_is_closed(tmp_path: Path) -> None:
+    """Producers were closed first: the message at hand failed, and with one try it went to the dead letters."""
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def handle(message: pxrs.Message) -> None:
+        if message.value == b"in":
+            begun.set()
+            may_go_on.wait(30)
+            producer.send("k", b"out")
+
+    with pxrs.open(f"file:{tmp_path}/q", partitions=1, settings=pxrs.Settings(tries=1)) as queue:
+        producer = queue.producer()
+        producer.send("k", b"in").result(30)
+        queue.consumer("g", handle).start()
+        assert begun.wait(30)
+        closing = threading.Thread(target=queue.close)
+        closing.start()
+        eventually(lambda: "closed" in repr(queue), "the queue is being closed")
+        may_go_on.set()
+        closing.join(30)
+    with pxrs.open(f"file:{tmp_path}/q") as queue:
+        assert [message.value for message in queue.read(0, 0)] == [b"in", b"out"]
+        assert len(queue.group("g").dead_letters) == 0

@@ -337,7 +337,7 @@ class Queue:
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush producers, stop consumers cleanly, and free everything. Closing twice is harmless.
+        """Stop consumers cleanly, flush producers, and free everything. Closing twice is harmless.
 
         Everything is closed whatever happens; the first error is raised at the end.
         """
@@ -350,11 +350,11 @@ class Queue:
             closing.callback(self._housekeeper.close)
             if self._stop_metrics is not None:
                 closing.callback(self._stop_metrics)
+            closing.callback(end_buffers, self.log)  # of producers that nobody has kept, and so nobody closes
+            for producer in list(self._producers):  # after the consumers, whose handlers may send with them
+                closing.callback(producer.close)
             for stop in [*(s.stop for s in self._subscriptions), *(user.stop for user in self.users)]:
                 closing.callback(stop)
-            closing.callback(end_buffers, self.log)  # of producers that nobody has kept, and so nobody closes
-            for producer in list(self._producers):
-                closing.callback(producer.close)
 
     def __enter__(self) -> Queue:
         return self
