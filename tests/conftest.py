@@ -1,4 +1,4 @@
-"""What all tests share, and the table of stores at their end."""
+"""Fixtures of all tests, and the table of stores at their end."""
 
 from __future__ import annotations
 

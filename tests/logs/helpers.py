@@ -1,4 +1,4 @@
-"""What tests of logs share: how each kind of log is opened, and the small batches of the shipped suite."""
+"""Helpers of the tests of logs: how each kind of log is opened, and the small batches of the shipped suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler is given is a message like any other, however it was made."""
+"""A delivered message is a message like any other, however it was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member and a leader decide, case by case: the tables are complete."""
+"""The decisions of a member and of a leader, case by case: the tables are complete."""
 
 from __future__ import annotations
 

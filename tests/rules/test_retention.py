@@ -1,4 +1,4 @@
-"""Which messages may go: by age, by size, by consumption; never what a group needs, never the last two chunks."""
+"""Retention by age, by size, by consumption; never what a group needs, never the last two chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the runtime share: sites with several members, stores that fail on demand, diaries, and waiting."""
+"""Helpers of the runtime's tests: sites with several members, stores that fail on demand, diaries, and waiting."""
 
 from __future__ import annotations
 

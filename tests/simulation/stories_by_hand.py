@@ -1,4 +1,4 @@
-"""What stories by hand share: a member, a clock that stands still until it is moved, a store that loses answers."""
+"""Helpers of stories by hand: a member, a clock that stands until it is moved, a store that loses answers."""
 
 from __future__ import annotations
 

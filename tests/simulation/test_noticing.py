@@ -1,4 +1,4 @@
-"""How soon a crash is noticed, and what the looking costs: whole groups on a virtual clock."""
+"""The time until a crash is noticed, and the cost of the looking: whole groups on a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of sinks share: rows of a registry, the life of an owner, and faults at every change of the files."""
+"""Helpers of the tests of sinks: rows of a registry, the life of an owner, and faults at every change of the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Spark tests share: one session, a queue with known messages, and one application that started fresh."""
+"""Fixtures of the Spark tests: one session, a queue with known messages, and one application that started fresh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to Spark beside its API, one by one; and that streams work the same without all of it."""
+"""Each trick with Spark's internals, one by one; and streams work the same without all of them."""
 
 from __future__ import annotations
 

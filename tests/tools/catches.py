@@ -1,4 +1,4 @@
-"""Which tests of the suites catch each fault that is planted in a store or a log: ``python -m tests.tools.catches``.
+"""Lists the tests of the suites that catch each fault planted in a store or a log: ``python -m tests.tools.catches``.
 
 ``test_conformance_catches`` runs the one test that is named for each fault; this runs all of them, for every fault.
 """

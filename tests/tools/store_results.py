@@ -1,4 +1,4 @@
-"""What became of every store in every scenario: gathered from the tests' reports, shown at the end of a run.
+"""The result of every store in every scenario: gathered from the tests' reports, shown at the end of a run.
 
 ``PXRS_RECORD=1`` writes it down beside the documents, where docs/generate.py makes a page of it.
 """

@@ -1,4 +1,4 @@
-"""What notebooks show of a group: tables in which nothing that a stranger wrote is HTML."""
+"""Tables of a group in notebooks: no text of a stranger is HTML in them."""
 
 from __future__ import annotations
 

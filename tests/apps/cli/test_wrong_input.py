@@ -1,4 +1,4 @@
-"""What a newcomer types wrongly is refused with what to write instead, and nothing else happens."""
+"""Wrong input is refused with what to write instead, and nothing else happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may stand on a network file system: one machine writes; others read the files that they were told, lock-free.
+"""Network file systems: one machine writes; others read the planned files, without locks.
 
 No such file system can be mounted here. What can be shown is that readers of planned pieces need nothing of it but to
 open files, and that the embedded registries say where they stand.

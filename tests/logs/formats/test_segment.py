@@ -1,4 +1,4 @@
-"""What a file log looks like on the disk, and what others can do with it."""
+"""The form of a file log on the disk, and what other programs can do with it."""
 
 from __future__ import annotations
 

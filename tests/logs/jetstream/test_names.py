@@ -1,4 +1,4 @@
-"""What a ``nats://`` URL and a stream may say, and what is refused before anything is made."""
+"""The text of a ``nats://`` URL and of a stream, and what is refused before anything is made."""
 
 from __future__ import annotations
 

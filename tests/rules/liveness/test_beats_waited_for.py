@@ -1,4 +1,4 @@
-"""How long people wait for the next beat of a member, and which times of its row are fresh enough not to wait."""
+"""The wait of people for a member's next beat, and times of its row that are fresh enough not to wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When an observer looks at beats: soon after each, and not more often than it must."""
+"""The times at which an observer looks at beats: soon after each, and not more often than it must."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people are told about who is alive: clocks may save a look, and only the counter decides."""
+"""An onlooker says which members are alive: clocks may save a look, and only the counter decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How messages reach a handler, where a consumer starts, and subscriptions outside any group."""
+"""Delivery of messages to a handler, the start of a consumer, and subscriptions outside any group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What depends on a message, a dead letter or a log parks a partition or puts a message aside; it ends no member."""
+"""An error of a message, a dead letter or a log parks a partition or puts a message aside; it ends no member."""
 
 from __future__ import annotations
 

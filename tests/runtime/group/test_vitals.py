@@ -1,4 +1,4 @@
-"""Who of a group is alive, for people: when a look waits, for whom, and what a group of the dead looks like."""
+"""Vitals of a group, for people: when a look waits, for whom, and what a group of the dead looks like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other packages bring along: drivers and hashes, found by name."""
+"""Drivers and hashes of other packages, found by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users see when they print the things that they hold."""
+"""The reprs of the things that users hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the SQL sink share: tables on real servers, and how somebody reads them who knows no PXRS."""
+"""Helpers of the tests of the SQL sink: tables on real servers, and a reader that knows no PXRS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reaches the executors: files and offsets. No registry, no credential, no heavy import."""
+"""The parts of a plan that reach the executors: files and offsets. No registry, no credential, no heavy import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the Spark sink look at: the messages, and what was left where rows wait for their commit."""
+"""Helpers of the tests of the Spark sink: the messages, and what is left where rows wait for their commit."""
 
 from __future__ import annotations
 

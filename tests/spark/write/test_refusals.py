@@ -1,4 +1,4 @@
-"""What the sink refuses when a write is planned, in the driver: by name, with what to write instead; no trace stays."""
+"""The sink refuses in the driver when a write is planned: by name, with what to write instead; no trace stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to etcd, and to the streams of changes from it: compaction, breaks, a dead leader, a full disk."""
+"""Faults of etcd, and of the streams of changes from it: compaction, breaks, a dead leader, a full disk."""
 
 from __future__ import annotations
 

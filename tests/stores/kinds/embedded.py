@@ -1,4 +1,4 @@
-"""Where the embedded stores stand: in this process's memory, and in a file of SQLite."""
+"""The places of embedded stores: this process's memory, and a file of SQLite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where lock files stand: in a directory, from which everything can be taken away under its users."""
+"""The place of lock files: a directory, from which everything can be taken away under its users."""
 
 from __future__ import annotations
 

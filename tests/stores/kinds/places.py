@@ -1,4 +1,4 @@
-"""Where tests open their stores: each on a place of its own, so that all of them can share one server."""
+"""Places where tests open their stores: each has its own, so that all of them can share one server."""
 
 from __future__ import annotations
 

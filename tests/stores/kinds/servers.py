@@ -1,4 +1,4 @@
-"""Where a registry on a server stands: on one of its own, behind a proxy, with a stream of changes that can be cut."""
+"""Places of registries on a server: one of its own, behind a proxy, with a stream of changes that can be cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks registries of lock files elsewhere: stale locks, ids that come again, locks that are inherited."""
+"""Faults that break registries of lock files elsewhere: stale locks, ids that come again, inherited locks."""
 
 from __future__ import annotations
 

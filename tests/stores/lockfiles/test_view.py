@@ -1,4 +1,4 @@
-"""What people see of lock files, and which process a member's row depends on."""
+"""The lock files that people see, and the process on which a member's row depends."""
 
 from __future__ import annotations
 

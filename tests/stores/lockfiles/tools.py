@@ -1,4 +1,4 @@
-"""What the tests of lock files share."""
+"""Helpers of the tests of lock files."""
 
 from __future__ import annotations
 

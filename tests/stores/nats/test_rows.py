@@ -1,4 +1,4 @@
-"""What is special about rows in NATS: their keys, markers of deleted ones, expiry, lost answers, large scans."""
+"""Rows in NATS: their keys, markers of deleted ones, expiry, lost answers, large scans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a Redis server, and what must not happen to the registry on it."""
+"""Faults of a Redis server, and what must not happen to the registry on it."""
 
 from __future__ import annotations
 

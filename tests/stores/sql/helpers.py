@@ -1,4 +1,4 @@
-"""What the tests of SQL registries share."""
+"""Helpers of the tests of SQL registries."""
 
 from __future__ import annotations
 

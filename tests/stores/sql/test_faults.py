@@ -1,4 +1,4 @@
-"""What goes wrong between a registry in SQL and its database."""
+"""Faults between a registry in SQL and its database."""
 
 from __future__ import annotations
 

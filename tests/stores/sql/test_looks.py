@@ -1,4 +1,4 @@
-"""How often a waiting member looks into a database that does not tell of changes."""
+"""The interval at which a waiting member looks into a database that reports no changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which registry a log belongs to, from the shell: refused by name, adopted, carried along; looking makes nothing."""
+"""The registry of a log, from the shell: refused by name, adopted, carried along; looking makes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verify finds in a directory, and what repair makes of it: nothing that might hold a message is deleted."""
+"""Verify finds all faults of a directory, and repair deletes nothing that might hold a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process remembers of a log is bounded: however long it reads and writes, few segments keep their index."""
+"""The memory of a log is bounded: however long a process reads and writes, few segments keep their index."""
 
 from __future__ import annotations
 
