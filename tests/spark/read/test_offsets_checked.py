@@ -152,13 +152,13 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SideFiles:
 
 
 def test_side_files_come_back_as_they_were_written(files: SideFiles) -> None:
-    assert (files.sheet(), files.mark(), files.places()) == (None, None, None)
+    assert (files.sheet(), files.sink_report(), files.places()) == (None, None, None)
     sheet = Sheet(PLANNED.identity, "life-2", PLANNED.ranges, (4,))
     mark, where = SinkReport(True, PLANNED.identity), SourceConfig("file:/x", None, {"tries": 1})
     files.write_sheet(sheet)
-    files.write_mark(mark)
+    files.write_sink_report(mark)
     files.write_places(where)
-    assert (files.sheet(), files.mark(), files.places()) == (sheet, mark, where)
+    assert (files.sheet(), files.sink_report(), files.places()) == (sheet, mark, where)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_side_files_come_back_as_they_were_written(files: SideFiles) -> None:
 )
 def test_a_spoilt_side_file_is_named_with_the_way_out(files: SideFiles, tmp_path: Path, text: str) -> None:
     files.write_sheet(Sheet(PLANNED.identity, "life-2", PLANNED.ranges))
-    files.write_mark(SinkReport(True))
+    files.write_sink_report(SinkReport(True))
     files.write_places(SourceConfig("file:/x", None, {}))
     for path in tmp_path.rglob("jvm-*/*"):
         path.write_text(text)
-    for look in (files.sheet, files.mark, files.places):
+    for look in (files.sheet, files.sink_report, files.places):
         with pytest.raises(Damaged, match=r"jvm-.* is damaged: .*remove the file"):
             look()

@@ -66,15 +66,15 @@ def life_of(query: Query) -> Any:
 
 
 def commit_at_the_sink(queue: pxrs.Queue, query: Query) -> dict[int, Held[Partition] | Exception]:
-    """What ``fenced`` does: mark, commit each range under the epochs of the sheet, mark again."""
+    """What ``fenced`` does: report, commit each range under the epochs of the sheet, report again."""
     planned = decode(query.offset(len(query.checkpoint.offsets) - 1))
     files = SideFiles(os.getppid(), planned)
-    files.write_mark(SinkReport(False))
+    files.write_sink_report(SinkReport(False))
     sheet = files.sheet()
     assert sheet is not None and sheet.plan == planned.identity
     ends = {Grant(part.partition, sheet.owner(planned), part.epoch): part.end for part in sheet.ranges}
     found: dict[int, Held[Partition] | Exception] = {**queue.group("g").registry.commit(ends)}
-    files.write_mark(SinkReport(False, planned.identity))
+    files.write_sink_report(SinkReport(False, planned.identity))
     return found
 
 
@@ -317,7 +317,7 @@ def test_a_batch_that_the_sink_has_refused_is_planned_again(queue: pxrs.Queue, s
     assert query.plan() and query.execute() == added
     refused = query.ranges
     files = SideFiles(os.getppid(), decode(query.offset(2)))
-    assert files.mark() is not None
+    assert files.sink_report() is not None
     query.finish()  # Spark takes it for done; the row says that it is not
     assert query.plan() and query.ranges == refused and query.execute() == added
     assert decode(query.offset(3)).fenced
@@ -350,7 +350,7 @@ def test_a_partition_with_a_note_gets_an_empty_batch_for_a_sink_with_output(queu
     query.crash()
     again = start(query.checkpoint)
     assert not again.plan(), "whether the sink has output is not known yet"
-    SideFiles(os.getppid(), planned).write_mark(SinkReport(True))
+    SideFiles(os.getppid(), planned).write_sink_report(SinkReport(True))
     assert again.plan() and [part[:3] for part in again.ranges] == [(3, EACH, EACH)]
     assert again.execute() == []
     again.finish()

@@ -39,14 +39,14 @@ class Fencing:
         self, registry: Registry, files: SideFiles, planned: Planned, number: int, output: Callable[[Batch], Any]
     ) -> None:
         """Carry out one batch. ``output`` is called when its ranges are known; then the result is committed."""
-        files.write_mark(SinkReport(self._sink is not None))
+        files.write_sink_report(SinkReport(self._sink is not None))
         sheet = sheet_of(files, planned)
         batch = Batch(planned.queue, planned.log, planned.group, sheet.owner(planned), number, sheet.ranges)
         if sheet.dropped:
             logger.warning("batch %d: partitions %s are done, or with another member now", number, list(sheet.dropped))
         self._recover(registry, batch)
         self._commit(registry, batch, output(batch), planned)
-        files.write_mark(SinkReport(self._sink is not None, planned.identity))
+        files.write_sink_report(SinkReport(self._sink is not None, planned.identity))
 
     def _recover(self, registry: Registry, batch: Batch) -> None:
         """New partitions: let the sink finish what their last owners left half published."""

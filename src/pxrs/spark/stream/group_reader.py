@@ -98,8 +98,8 @@ class GroupReader(StreamReader):
 
     def _next(self, life: StreamLife, before: Planned, limit: ReadLimit) -> Offset | None:
         if life.running is not None:
-            mark = life.files.mark()
-            self._finish(life, before, mark is not None)
+            report = life.files.sink_report()
+            self._finish(life, before, report is not None)
         elif before.ranges and life.last != before.identity:
             # Spark says that the last batch of an earlier life is over. What was not stored of it, is stored now.
             life.running = self._claimed_again(life, before)
@@ -197,8 +197,8 @@ class GroupReader(StreamReader):
         return found
 
     def _try(self, life: StreamLife, limit: ReadLimit) -> tuple[Range, ...]:
-        mark = life.files.mark()
-        return life.member.shares.take(life.planner.plan(limit, mark is not None and mark.has_output))
+        report = life.files.sink_report()
+        return life.member.shares.take(life.planner.plan(limit, report is not None and report.has_output))
 
     def _finish(self, life: StreamLife, before: Planned, fenced: bool) -> None:
         """The batch is over. What is done of it: all, for a sink that is not ours; else what the rows say."""
@@ -244,8 +244,8 @@ class GroupReader(StreamReader):
 
 def _is_committed(life: StreamLife) -> bool:
     """Whether the sink has committed the running batch already: then a hand-over need not wait for Spark."""
-    running, mark = life.running, life.files.mark()
-    return running is not None and mark is not None and mark.done == running.plan
+    running, report = life.running, life.files.sink_report()
+    return running is not None and report is not None and report.done == running.plan
 
 
 # ---- what the next batch takes --------------------------------------------------------------------------------------

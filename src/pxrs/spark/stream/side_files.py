@@ -2,7 +2,7 @@
 
 The source process writes a *sheet* when Spark asks it for the partitions of a batch: which ranges are read, and under
 which epochs; after a restart these are others than those in Spark's offset log. The committer at the sink, in the
-driver or in a writer's process, reads it there, and leaves a *mark*: that it commits, and what it has committed.
+driver or in a writer's process, reads it there, and leaves a *sink report*: that it commits, and what it has committed.
 
 When it joins, the source also says where its log and its registry are: a writer knows nothing but where to write to.
 An address may hold a password, so all of this is for the eyes of one user only.
@@ -74,7 +74,7 @@ class SideFiles:
     def __init__(self, jvm: int, planned: Planned) -> None:
         self._directory = _directory_of(jvm)
         name = sha256(f"{planned.log}/{planned.group}/{planned.member}".encode()).hexdigest()[:20]
-        self._sheet, self._mark = self._directory / f"{name}.json", self._directory / f"{name}.sink"
+        self._sheet, self._sink_report = self._directory / f"{name}.json", self._directory / f"{name}.sink"
         self._places = self._directory / f"{name}.places"
 
     @classmethod
@@ -95,14 +95,14 @@ class SideFiles:
     def sheet(self) -> Sheet | None:
         return _checked(self._sheet, _sheet)
 
-    def write_mark(self, mark: SinkReport) -> None:
-        _write(self._mark, mark._asdict())
+    def write_sink_report(self, report: SinkReport) -> None:
+        _write(self._sink_report, report._asdict())
 
-    def mark(self) -> SinkReport | None:
-        return _checked(self._mark, _mark)
+    def sink_report(self) -> SinkReport | None:
+        return _checked(self._sink_report, _sink_report)
 
     def remove(self) -> None:
-        for path in (self._sheet, self._mark, self._places):
+        for path in (self._sheet, self._sink_report, self._places):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # other queries of this JVM are still there
             self._directory.rmdir()
@@ -128,7 +128,7 @@ def _sheet(found: dict[str, Any]) -> Sheet:
     return Sheet(_identity("plan", found["plan"]), text("life", found["life"]), parts, dropped)
 
 
-def _mark(found: dict[str, Any]) -> SinkReport:
+def _sink_report(found: dict[str, Any]) -> SinkReport:
     done = found["done"]
     return SinkReport(flag("has_output", found["has_output"]), None if done is None else _identity("done", done))
 
