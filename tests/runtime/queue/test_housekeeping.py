@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pxrs
-from pxrs.errors import Damaged
+from pxrs.errors import Closed, Damaged
 from pxrs.logs.base import Chunk
 from pxrs.runtime.queue import housekeeping
 from pxrs.runtime.queue.housekeeping import Need, Round, needs_of
@@ -432,3 +432,24 @@ def test_a_handler_that_sends_does_not_fail_when_its_queue_is_closed(tmp_path: P
     with pxrs.open(f"file:{tmp_path}/q") as queue:
         assert [message.value for message in queue.read(0, 0)] == [b"in", b"out"]
         assert len(queue.group("g").dead_letters) == 0
+
+
+def test_nor_when_the_queue_that_it_sends_to_is_closed_first(tmp_path: Path) -> None:
+    """``with pxrs.open(a) as a, pxrs.open(b) as b``: b is closed while the consumer of a still runs."""
+    failed = threading.Event()
+
+    def handle(_: pxrs.Message) -> None:
+        try:
+            producer.send("k", b"out")
+        except Closed:
+            failed.set()
+            raise
+
+    with pxrs.open(f"file:{tmp_path}/q", partitions=1, settings=pxrs.Settings(tries=1)) as queue:
+        with pxrs.open(f"file:{tmp_path}/out", partitions=1) as out:
+            producer = out.producer()
+            queue.consumer("g", handle).start()
+        queue.producer().send("k", b"in")
+        assert failed.wait(30)
+    with pxrs.open(f"file:{tmp_path}/q") as queue:
+        assert (len(queue.group("g").dead_letters), queue.group("g").describe().total_lag) == (0, 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pxrs.errors import Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable, Unexpected
+from pxrs.errors import Closed, Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable, Unexpected
 from pxrs.io.signals import Nudge
 from pxrs.model import Grant, Message
 from pxrs.rules.addressing import Reader, own_part
@@ -28,6 +28,9 @@ from pxrs.runtime.failures.parking import Parking, back_off_seconds, ends_member
 from pxrs.runtime.ports.counters import Counters
 
 logger = logging.getLogger("pxrs.consumer")
+
+_LONGEST = 30
+"""So many tries that the pause after them is ``backoff_max_ms``."""
 
 LEAVES = (KeyboardInterrupt, SystemExit)
 """Errors of a handler that end the process. Everything else that it raises, CancelledError too, is its failure."""
@@ -372,6 +375,8 @@ class Worker:
             self._job.link.fail(failure)
             self._halt = True
             return False
+        if isinstance(error, Closed) and not self._back_off(_LONGEST):
+            return False  # the program ends, and has closed first what the handler uses: no message is to blame
         if policy == "skip":
             self._tally.skipped += 1
             logger.error("skipped %s after %d tries: %s", where, tries, error_text(error))
