@@ -104,7 +104,7 @@ def test_a_member_that_is_asked_to_leave_does_not_show_itself_as_active_again() 
     hand.rounds(member)
     work.busy = {0}
     hand.registry.drain("A")
-    hand.clock.now = member._pulse.next_beat
+    hand.clock.now = member._heartbeat.next_beat
     member._keep_alive(hand.clock.now)
     [row] = hand.registry.members()
     assert row.state is MemberState.LEAVING and member.is_leaving

@@ -371,8 +371,8 @@ def test_a_leader_at_rest_plans_anew_at_its_next_poll_when_the_target_is_gone() 
 
 def test_the_word_that_a_member_leaves_is_repeated_until_it_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = a_registry(MemoryStore())
-    pulse = Heartbeat(registry, CalmWork(), MemberRow("A", "1"), PATIENT, silent, lambda: 0.0)  # type: ignore[arg-type]
-    pulse.keep(0.0)
+    heartbeat = Heartbeat(registry, CalmWork(), MemberRow("A", "1"), PATIENT, silent, lambda: 0.0)  # type: ignore[arg-type]
+    heartbeat.keep(0.0)
     sound = registry.set_state
 
     def down(*_: object) -> None:
@@ -380,9 +380,9 @@ def test_the_word_that_a_member_leaves_is_repeated_until_it_is_stored(monkeypatc
 
     monkeypatch.setattr(registry, "set_state", down)
     with pytest.raises(Unavailable):
-        pulse.announce_leaving()
+        heartbeat.announce_leaving()
     monkeypatch.setattr(registry, "set_state", sound)
-    pulse.announce_leaving()
+    heartbeat.announce_leaving()
     assert registry.members()[0].state == "leaving"
 
 

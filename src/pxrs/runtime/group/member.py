@@ -66,7 +66,7 @@ class Member:
         """Whether there are no more rounds: it has left, or an error has ended it."""
         self._registry = registry
         self._work = work
-        self._pulse = Heartbeat(registry, work, row, settings, report, clock.wall)
+        self._heartbeat = Heartbeat(registry, work, row, settings, report, clock.wall)
         self._settings = settings
         self._clock = clock
         self._report = report
@@ -106,7 +106,7 @@ class Member:
 
     @property
     def joined(self) -> bool:
-        return self._pulse.joined
+        return self._heartbeat.joined
 
     @property
     def poll_seconds(self) -> float:
@@ -114,7 +114,7 @@ class Member:
 
     def beat_age(self, now: float) -> float:
         """Seconds since the registry confirmed the last beat."""
-        return now - self._pulse.confirmed_at if self.joined else 0.0
+        return now - self._heartbeat.confirmed_at if self.joined else 0.0
 
     def round(self) -> float:
         """Do what is due; returns the monotonic time at which to be called again at the latest."""
@@ -153,12 +153,12 @@ class Member:
     # ---- staying alive ----------------------------------------------------------------------------------------
 
     def _keep_alive(self, now: float) -> None:
-        pulse = self._pulse
-        if now >= pulse.next_beat:
-            pulse.keep(now)
-        if pulse.lapsed:
+        heartbeat = self._heartbeat
+        if now >= heartbeat.next_beat:
+            heartbeat.keep(now)
+        if heartbeat.lapsed:
             self._polled = True
-        if pulse.asked_to_leave:
+        if heartbeat.asked_to_leave:
             self.leave()
 
     def _give_up(self, error: PxrsError) -> None:
@@ -176,7 +176,7 @@ class Member:
     # ---- following the target -----------------------------------------------------------------------------------
 
     def _follow(self, now: float) -> None:
-        if not self._pulse.joined:
+        if not self._heartbeat.joined:
             return  # the row may still be an earlier life's: that is no reason to stop, it will be replaced
         if not (self._polled or now >= self._next_poll or self._has_drained()):
             return
@@ -187,8 +187,8 @@ class Member:
         except PxrsError:
             self._polled = True
             raise
-        if self._pulse.lapsed:
-            self._pulse.rows_were_read()
+        if self._heartbeat.lapsed:
+            self._heartbeat.rows_were_read()
         self._looked = True
         self._next_poll = now + self._settings.poll_ms / 1000
 
@@ -202,7 +202,7 @@ class Member:
         if group is None:
             raise WentBack(f"group {self._registry.group_name!r} has vanished: the registry store was wiped")
         ownership.require_not_put_out(group, self.me)
-        if self._pulse.look(mine):
+        if self._heartbeat.look(mine):
             self.leave()
         if group.target and (self._group is None or self._target is None or group.target != self._group.target):
             self._target = self._registry.target(group.target)
@@ -289,11 +289,11 @@ class Member:
                 self._doubtful.discard(number)
 
     def _claim(self, numbers: list[int], rows: Mapping[int, Held[Partition]], now: float) -> None:
-        if self._clock.monotonic() >= self._pulse.alive_until:
+        if self._clock.monotonic() >= self._heartbeat.alive_until:
             return
         self._doubtful.update(numbers)  # until the answer is here: the call may fail when some are claimed already
         for number, result in self._registry.claim(numbers, self.me, {n: rows[n] for n in numbers}).items():
-            in_time = self._clock.monotonic() < self._pulse.alive_until
+            in_time = self._clock.monotonic() < self._heartbeat.alive_until
             if isinstance(result, Held) and in_time:
                 self._start(number, result, now)
             elif isinstance(result, Held | Unknown):
@@ -347,7 +347,7 @@ class Member:
         if not self.joined:
             self.gone = self.finished = True
             return
-        self._pulse.announce_leaving()
+        self._heartbeat.announce_leaving()
         if self.handles and now < self._drained_by:
             return
         self._abandon_rest()
@@ -376,7 +376,7 @@ class Member:
     def _next_round(self, now: float) -> float:
         if self._polled or self.finished:
             return now
-        times = [self._pulse.next_beat, self._next_poll, self.commits.next_due]
+        times = [self._heartbeat.next_beat, self._next_poll, self.commits.next_due]
         times.append(self._next_watch if self._leaving_since is None else self._drained_by)
         if self.leader.is_busy:
             times.append(now + FOLLOW_SECONDS)
