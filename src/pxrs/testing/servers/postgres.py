@@ -113,6 +113,10 @@ class PostgresServer(ServerProcess):
             return lines[0] == str(self.pid) and lines[7].strip() == "ready"
         return False
 
+    def stop(self) -> None:
+        """SIGINT, as ``pg_ctl stop`` sends it: after a SIGTERM it would wait for all its clients to go."""
+        self._end(signal.SIGINT)
+
     def kill(self) -> None:
         """Kill all its processes at once: each connection has its own, and would live on for a moment."""
         children = self._stand_still()
