@@ -4,15 +4,19 @@
 |---|---|---|
 | ``quick_home``: processes import Spark from directories | 1 s of each new query | each process compiles Spark |
 | ``RowsWithPlan``: small batches go to the JVM with their plan | half the time of one | a task reads them |
+| ``do_not_wait``: workers acknowledge tasks at once | 40 ms and more of each task | the JVM waits for them |
 | ``show_to_streams``: streaming sources see ``--py-files`` | an installation of PXRS | Spark looks elsewhere |
 
-``tests/spark/test_spark_internals.py`` tests each of them, and runs streams without them. ADR 0044 has the figures.
+``tests/spark/test_spark_internals.py`` and ``read/test_wire.py`` test each of them, and run streams without them; ADR
+0044 has the figures.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import util
@@ -124,6 +128,42 @@ def _of_spark() -> type | None:
     except ImportError:
         return None
     return _SimpleStreamReaderWrapper
+
+
+# ---- the connection between a Python worker and its JVM -------------------------------------------------------------
+# Spark leaves both ends as the system makes them. The JVM sends a task in two parts, and keeps the second, a small one,
+# until the first is acknowledged; the worker's system waits with that for 40 ms, in case there was an answer to send
+# along. Every task of every Python source pays for it.
+
+
+_ACKNOWLEDGE_NOW = getattr(socket, "TCP_QUICKACK", None)  # Linux alone has it
+_DESCRIPTORS = "/proc/self/fd"
+
+
+def do_not_wait() -> None:
+    """Acknowledge now what came in, so that the rest of the task comes; and send what is ready without waiting either.
+
+    For a worker that has got the first part: the system falls back into its habit after a while.
+    """
+    if _ACKNOWLEDGE_NOW is None or is_plain():
+        return
+    for descriptor in _descriptors():
+        with suppress(OSError):  # no connection by TCP; or closed since: the one that the list was read with
+            _hasten(descriptor, _ACKNOWLEDGE_NOW)
+
+
+def _descriptors() -> list[int]:
+    try:
+        return list(map(int, os.listdir(_DESCRIPTORS)))
+    except OSError:  # a container that does not show it
+        return []
+
+
+def _hasten(descriptor: int, acknowledge_now: int) -> None:
+    if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        with socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, acknowledge_now, 1)
 
 
 # ---- the files of an application, where streaming sources look for them ---------------------------------------------

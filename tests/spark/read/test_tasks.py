@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -88,7 +91,7 @@ ALLOWED = {
     "pxrs.logs.pieces", "pxrs.logs.read_errors", "pxrs.logs.batches", "pxrs.logs.formats",
     "pxrs.logs.formats.segment", "pxrs.rules", "pxrs.rules.addressing", "pxrs.rules.texts", "pxrs.spark",
     "pxrs.spark.read", "pxrs.spark.read.columns", "pxrs.spark.read.plan", "pxrs.spark.read.task",
-    "pxrs.spark.read.source",
+    "pxrs.spark.read.source", "pxrs.spark.spark_internals",
 }  # fmt: skip
 HEAVY = {"typer", "yaml", "prometheus_client", "sqlite3", "rich", "pydantic", "sqlalchemy"}
 
@@ -100,3 +103,16 @@ def test_a_task_loads_logs_and_rules_only(fresh_application: Any) -> None:
     ours = {name for name in loaded if name.split(".")[0] in ("pxrs", "pyspark_pxrs")}
     assert "pxrs.spark.read.task" in ours and ours <= ALLOWED, sorted(ours - ALLOWED)
     assert not loaded & HEAVY, sorted(loaded & HEAVY)
+
+
+def test_a_worker_does_not_wait_before_it_acknowledges_its_task(spark: SparkSession, queue: pxrs.Queue) -> None:
+    def connections(batch: pa.RecordBatch) -> pa.RecordBatch:
+        found = []
+        for descriptor in range(3, 64):
+            with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as one:
+                found.append(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
+        return pa.RecordBatch.from_pydict({"hastened": found})
+
+    df = frame(spark, queue, {0: (0, 10)}, columns=["key"], map_arrow=connections, schema="hastened boolean")
+    found = [row.hastened for row in df.collect()]
+    assert found and all(found)

@@ -17,6 +17,7 @@ from pxrs.logs.read_errors import reading_each
 from pxrs.rules.addressing import Reader, own_rows
 from pxrs.spark.read.columns import Shaper, schema_of
 from pxrs.spark.read.plan import Slice
+from pxrs.spark.spark_internals import do_not_wait
 
 ENOUGH_ROWS = 16_384
 ENOUGH_BYTES = 2 << 20
@@ -56,7 +57,7 @@ class TaskReader:
         self.function = function
 
     def __reduce__(self) -> Arrival:
-        return TaskReader, (self.reading, self.function)
+        return arrived, (self.reading, self.function)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """Read the batches of one task. Spark hands in its slices in order; None if it has none."""
@@ -74,6 +75,12 @@ class TaskReader:
         wanted = columns if reader is None else (*columns, "headers")  # these say for whom a message is
         found = reading_each(part.partition, read_range(part.pieces, part.start, part.end, wanted))
         return found if reader is None else (own_rows(batch, reader) for batch in found)
+
+
+def arrived(reading: ReadSpec, function: bytes | None = None) -> TaskReader:
+    """A reader that has come to a worker, before the slices that it is to read have."""
+    do_not_wait()
+    return TaskReader(reading, function)
 
 
 def read_tasks(
