@@ -10,7 +10,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -149,6 +149,10 @@ class FewRows(NamedTuple):
         return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
 
 
+Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, int, bytes | None, Any, str | None]
+"""A message as ``pxrs.Message`` has it: partition, offset, key, value, time, id, headers, tenant."""
+
+
 def nulls(rows: int, kind: pa.DataType) -> pa.Array:
     """A column of nulls: text, bytes, headers. Arrow's own has values behind its nulls, which would all be stored."""
     nothing, ends = pa.py_buffer(bytes((rows + 7) // 8)), pa.py_buffer(bytes(4 * (rows + 1)))
@@ -227,6 +231,10 @@ class Log(ABC):
         None when ``offset`` is the end. Raises Expired below the start, BeyondEnd above the end.
         May return fewer rows than there are: ask again.
         """
+
+    def read_rows(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | list[Row] | None:
+        """Read likewise, for single messages: a log may have a shorter way to a few of them than over Arrow."""
+        return self.read(partition, offset, max_rows)
 
     @abstractmethod
     def bounds(self, partition: int) -> tuple[int, int]:

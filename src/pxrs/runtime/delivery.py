@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pxrs.errors import BadSetting, NotFound
+from pxrs.logs.base import Row
 from pxrs.logs.batches import numbers
 from pxrs.model import Message
 from pxrs.rules.texts import values_of
@@ -49,8 +50,10 @@ CONVERTED_ROWS = 1_024
 """This many rows become messages at a time: they are still in the processor's cache when they are handled."""
 
 
-def messages_of(batch: pa.RecordBatch, partition: int) -> Iterator[Message]:
+def messages_of(batch: pa.RecordBatch | list[Row], partition: int) -> Iterator[Message]:
     """The rows of a batch, which follow one another, as messages; headers and times are made only when asked for."""
+    if isinstance(batch, list):
+        return map(as_message, batch)
     if not batch.num_rows:
         return iter(())
     if batch.num_rows <= CONVERTED_ROWS:

@@ -1,9 +1,10 @@
-"""A few messages are stored without Arrow's help: the bytes and the messages are the same."""
+"""A few messages go without Arrow, there and back: the bytes and the messages are the same."""
 
 from __future__ import annotations
 
 import errno
 import os
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 
 import pxrs
 from pxrs.errors import Damaged, Refused
-from pxrs.logs.base import FewRows, Stamp
+from pxrs.logs.base import ENTRY_SCHEMA, FewRows, Stamp
 from pxrs.logs.batches import with_offsets
-from pxrs.logs.formats.few_rows import encode_rows
-from pxrs.logs.formats.segment import encode, intact, read_header
+from pxrs.logs.formats.few_rows import FEW, decode_rows, encode_rows
+from pxrs.logs.formats.segment import decode, encode, intact, read_header
 from pxrs.runtime.delivery import messages_of
 from tests.logs.conftest import OpenFile
 from tests.logs.helpers import entries, numbered, read_all
@@ -52,6 +53,32 @@ def test_rows_are_encoded_as_arrow_encodes_them_byte_for_byte(
     assert intact(pa.py_buffer(message))
 
 
+@settings(deadline=None)
+@given(MESSAGES, BASES, STAMPS)
+def test_rows_are_decoded_as_arrow_decodes_them(
+    messages: list[tuple[int, bytes | None, bytes, bytes]], base: int, stamp: Stamp | None
+) -> None:
+    message, _ = encode_rows(rows(messages), base, stamp)
+    found = decode_rows(message, 5)
+    assert found is not None
+    assert list(messages_of(found, 5)) == list(messages_of(decode(pa.py_buffer(message)), 5))
+
+
+@pytest.mark.parametrize("what", ["headers", "tenant", "no id", "compressed", "many"])
+def test_what_is_more_than_key_and_value_is_left_to_arrow(what: str) -> None:
+    message = {
+        "timestamp": datetime(2026, 1, 1, tzinfo=UTC),
+        "key": b"k",
+        "value": b"v" * 100,
+        "headers": [{"key": "a", "value": b"b"}] if what == "headers" else None,
+        "id": None if what == "no id" else b"i" * 16,
+        "tenant": "t" if what == "tenant" else None,
+    }
+    batch = pa.RecordBatch.from_pylist([message] * (FEW + 1 if what == "many" else 2), schema=ENTRY_SCHEMA)
+    encoded, _ = encode(with_offsets(batch, 0), None, "lz4" if what == "compressed" else "none")
+    assert decode_rows(bytes(encoded), 0) is None
+
+
 def test_rows_are_appended_once_and_take_the_next_offsets(open_file: OpenFile) -> None:
     log, stamp = open_file(2), Stamp("p", 0)
     few = FewRows([1, 2], [b"a", None], [b"v0", b"v1"], bytes(32))
@@ -71,10 +98,10 @@ def test_a_reader_that_keeps_up_gets_the_same_messages_as_one_that_comes_later(
     for number in range(5):
         few = FewRows([number, number], [b"a", None], [b"v%d" % number, b""], bytes(range(32)))
         writer.append_rows({0: few}, {0: Stamp("p", number)})
-        seen = reader.read(0, 2 * number)
-        assert seen is not None
+        seen = reader.read_rows(0, 2 * number)
+        assert isinstance(seen, list) == (compression == "none")
         found += list(messages_of(seen, 0))
-        assert reader.read(0, 2 * number + 2) is None
+        assert reader.read_rows(0, 2 * number + 2) is None
     later = open_file().read(0, 0, 1)
     assert later is not None and found[0] == next(messages_of(later, 0))
     with pxrs.open(f"file:{writer.directory}") as queue:
@@ -85,7 +112,7 @@ def test_a_reader_that_asks_for_less_or_for_the_middle_gets_it(open_file: OpenFi
     writer, reader = open_file(), open_file()
     writer.append_rows({0: FewRows([1] * 4, [None] * 4, [b"v%d" % n for n in range(4)], bytes(64))})
     for offset, limit, expected in ((0, 2, [b"v0", b"v1"]), (2, 10, [b"v2", b"v3"]), (1, 1, [b"v1"])):
-        seen = reader.read(0, offset, limit)
+        seen = reader.read_rows(0, offset, limit)
         assert seen is not None
         assert [message.value for message in messages_of(seen, 0)] == expected
 
@@ -99,7 +126,7 @@ def test_what_a_writer_has_taken_back_is_never_read_in_the_place_of_what_came_af
     real = os.fdatasync
 
     def fails(fd: int) -> None:
-        assert reader.read(0, 0) is not None and reader.read(0, 1) is None
+        assert reader.read_rows(0, 0) is not None and reader.read_rows(0, 1) is None
         raise OSError(errno.EIO, "the disk is gone")
 
     monkeypatch.setattr(os, "fdatasync", fails)

@@ -193,7 +193,7 @@ class Cut:
         self.queue = site.open(MemoryStore(site.table))
         self.is_cut = False
         log = self.queue.log
-        for name in ("read", "bounds"):
+        for name in ("read", "read_rows", "bounds"):
             setattr(log, name, self._wrapped(getattr(log, name)))
 
     def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pxrs.errors import Closed, Damaged, Unavailable, disk_text
 from pxrs.io.fork import renew_in_child
 from pxrs.io.watch.inotify import watch_directory
-from pxrs.logs.base import Chunk, FewRows, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Stamp
+from pxrs.logs.base import Chunk, FewRows, Log, LogIdentity, OpenOptions, OwnRegistry, Piece, Row, Stamp
 from pxrs.logs.batches import check_entries, check_partition
 from pxrs.logs.file.durable_mark import has_marks
 from pxrs.logs.file.queue_file import (
@@ -145,6 +145,9 @@ class FileLog(Log):
 
     def read(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | None:
         return self._partition(partition)[0].read(offset, max_rows)
+
+    def read_rows(self, partition: int, offset: int, max_rows: int = 10_000) -> pa.RecordBatch | list[Row] | None:
+        return self._partition(partition)[0].read_rows(offset, max_rows)
 
     def bounds(self, partition: int) -> tuple[int, int]:
         return self._partition(partition)[0].bounds()

@@ -10,19 +10,35 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import xxhash
 
-from pxrs.logs.base import FewRows, Stamp
+from pxrs.logs.base import FewRows, Row, Stamp
 from pxrs.logs.batches import with_offsets
-from pxrs.logs.formats.segment import BODY, BUFFERS, NODES, ROWS, Header, describe, encode, value_places
+from pxrs.logs.formats.segment import (
+    BODY,
+    BUFFERS,
+    NODES,
+    ROWS,
+    Header,
+    describe,
+    encode,
+    header_size,
+    lay_out,
+    value_places,
+)
 
 _I64 = struct.Struct("<q")
 _NODES = struct.Struct("<20q")
 _BUFFERS = struct.Struct("<48q")
 _ZEROS = bytes(8)
 
+
+_KEY_NULL, _HEADERS_NULL, _ID_NULL, _TENANT_NULL = 5, 9, 17, 19  # how many are null, among the numbers of the nodes
+_TIMES, _KEYS_VALID, _KEY_ENDS, _KEYS, _VALUE_ENDS, _VALUES, _IDS = 3, 4, 5, 6, 8, 9, 20  # numbers of buffers
+FEW = 512
+"""More rows than this are read faster by Arrow."""
 
 is_on = True
 """The switch of this short way. Without it everything goes over Arrow, and the latency benchmark shows the price."""
@@ -135,3 +151,44 @@ def _valid(keys: Sequence[bytes | None]) -> bytes:
         return b""
     bits = sum(1 << number for number, key in enumerate(keys) if key is not None)
     return bits.to_bytes((len(keys) + 7) // 8, "little")
+
+
+# --- the way back
+
+
+def decode_rows(message: bytes, partition: int) -> list[Row] | None:
+    """The rows of a batch that is intact; None if it is for Arrow: compressed, large, or with more in it."""
+    header = message[: header_size(message)]
+    layout, values = lay_out(header)
+    if layout.is_compressed or len(values[NODES]) != _NODES.size or len(values[BUFFERS]) != _BUFFERS.size:
+        return None
+    nodes, buffers = _NODES.unpack(values[NODES]), _BUFFERS.unpack(values[BUFFERS])
+    count = nodes[0]
+    if count > FEW or nodes[_HEADERS_NULL] != count or nodes[_TENANT_NULL] != count or nodes[_ID_NULL]:
+        return None
+    at = [len(header) + position for position in buffers[::2]]
+    base = int(values[b"pxrs.base"])
+    ids = range(at[_IDS], at[_IDS] + 16 * count, 16)
+    keys = _texts(message, count, at[_KEY_ENDS], at[_KEYS])
+    if nodes[_KEY_NULL]:
+        keys = [key if message[at[_KEYS_VALID] + n // 8] >> n % 8 & 1 else None for n, key in enumerate(keys)]
+    values_ = _texts(message, count, at[_VALUE_ENDS], at[_VALUES])
+    times = struct.unpack_from(f"<{count}q", message, at[_TIMES])
+    return [
+        (
+            partition,
+            base + number,
+            keys[number],
+            values_[number],
+            times[number],
+            message[place : place + 16],
+            None,
+            None,
+        )
+        for number, place in enumerate(ids)
+    ]
+
+
+def _texts(message: bytes, count: int, ends: int, data: int) -> list[bytes | None]:
+    found = struct.unpack_from(f"<{count + 1}i", message, ends)
+    return [message[data + start : data + end] for start, end in pairwise(found)]

@@ -218,7 +218,7 @@ def decode(message: pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(message, SCHEMA)
 
 
-def intact(message: pa.Buffer) -> bool:
+def intact(message: pa.Buffer | bytes) -> bool:
     """Whether the whole message still has the checksum it was written with."""
     view = memoryview(message)
     try:
@@ -287,7 +287,7 @@ _U16, _I64 = struct.Struct("<H"), struct.Struct("<q")
 _PAIR = struct.Struct("<HHHH")  # how the table of one key and its value is laid out
 _MOST_VALUES = 64
 _BATCH, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4  # field numbers in Arrow's Message table
-_ROWS, _NODES, _BUFFERS = 0, 1, 2  # field numbers in its RecordBatch table
+_ROWS, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3  # field numbers in its RecordBatch table
 BODY, ROWS, NODES, BUFFERS = b"body", b"rows", b"nodes", b"buffers"
 _CHECKSUMS = (b"pxrs.head", b"pxrs.xxh3")
 Places = dict[bytes, tuple[int, int]]
@@ -301,6 +301,7 @@ class Layout:
     def __init__(self, header: bytes) -> None:
         self.places = custom_metadata(header)
         self.checksums = [self.places[name][0] for name in _CHECKSUMS]
+        self.is_compressed = _has(header, _batch(header), _COMPRESSION)
         values = value_places(header)
         self._names = sorted(values, key=lambda name: values[name])
         widths, at = [], 0

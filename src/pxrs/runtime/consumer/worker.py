@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from pxrs.errors import Closed, Expired, HandlerFailed, PxrsError, StopConsuming, Unavailable, Unexpected
 from pxrs.io.signals import Nudge
+from pxrs.logs.base import Row
 from pxrs.model import Grant, Message
 from pxrs.rules.addressing import Reader, own_part
 from pxrs.runtime import delivery
@@ -194,7 +195,7 @@ class Worker:
             return Unexpected("its thread has ended by itself: the partition is given up, and taken again")
         return self._parking.trouble
 
-    def _next_batch(self) -> pa.RecordBatch | None:
+    def _next_batch(self) -> pa.RecordBatch | list[Row] | None:
         if self._paused or self._job.clock.monotonic() >= self._job.alive_until:
             return None
         if not self._begun:
@@ -203,7 +204,8 @@ class Worker:
             return None
         assert self.position is not None
         try:
-            batch = self._job.log.read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
+            read = self._job.log.read_rows if self._job.deliver == "message" else self._job.log.read
+            batch = read(self.grant.partition, self.position, self._job.settings.prefetch_rows)
         except Expired:  # deleted under a slow reader
             self._advance(self._placed(self.position))
             return self._next_batch()
@@ -217,9 +219,9 @@ class Worker:
             self._job.link.wake()
         return batch
 
-    def _own(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _own(self, batch: pa.RecordBatch | list[Row]) -> pa.RecordBatch | list[Row]:
         """The next messages for this group. What was sent again for another one is passed over, and counted."""
-        if batch.column("headers").null_count == batch.num_rows:  # none has headers, as in most queues
+        if isinstance(batch, list) or batch.column("headers").null_count == batch.num_rows:  # no headers, as in most
             return batch
         passed, own = own_part(batch, Reader(self._job.log.identity.id, self._job.group))
         if passed:
@@ -227,7 +229,7 @@ class Worker:
             self._advance((self.position or 0) + passed)
         return own
 
-    def _handle_batch(self, batch: pa.RecordBatch) -> None:
+    def _handle_batch(self, batch: pa.RecordBatch | list[Row]) -> None:
         began = self._job.clock.monotonic()
         try:
             handle = self._handle_messages if self._job.deliver == "message" else self._handle_calls
@@ -236,7 +238,7 @@ class Worker:
             self.busy_since = None
             self._tally.handler_seconds += self._job.clock.monotonic() - began
 
-    def _handle_messages(self, batch: pa.RecordBatch) -> None:
+    def _handle_messages(self, batch: pa.RecordBatch | list[Row]) -> None:
         """The way of every single message, with nothing that it does not need. Before ``limit`` nothing else is due."""
         job, clock, after, limit = self._job, self._job.clock.monotonic, self.position or 0, 0.0
         handle = delivery.bound(job.handler, self._context)

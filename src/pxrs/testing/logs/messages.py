@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pxrs.errors import BeyondEnd, Expired, NotFound, Refused
-from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA, FewRows, Stamp
+from pxrs.logs.base import ENTRY_SCHEMA, SCHEMA, FewRows, Log, Row, Stamp
 from pxrs.testing.logs.hooks import SMALL, LogPromises, OpenLog, entries, fill, numbered, pairs, read_all, read_table
 
 ALL_BYTES = bytes(range(256))
@@ -44,7 +44,7 @@ class MessagePromises(LogPromises):
         assert (log.bounds(0), log.bounds(1)) == ((0, 5), (0, 2))
 
     def test_a_few_messages_as_plain_values_are_stored_as_batches_are(self, open_log: OpenLog) -> None:
-        """``append_rows`` may be a shorter way. It leads to the same place, retries included."""
+        """``append_rows`` and ``read_rows`` may be a shorter way. They lead to the same place, retries included."""
         log, stamp = open_log(partitions=2), Stamp("p", 1)
         log.append({0: entries(numbered(2))})
         few = FewRows([5, -7], [ALL_BYTES, None], [b"", ALL_BYTES], bytes(range(32)))
@@ -56,7 +56,9 @@ class MessagePromises(LogPromises):
             expected = few.batch().to_pylist()
             table = read_table(log, partition).slice(start, stored)
             assert table.select(ENTRY_SCHEMA.names).to_pylist() == expected
-            assert table.column("offset").to_pylist() == list(range(start, start + stored))
+            rows = _plain(log, partition, start, stored)
+            assert [row[1] for row in rows] == list(range(start, start + stored))
+            assert [(row[2], row[3], row[5]) for row in rows] == [(e["key"], e["value"], e["id"]) for e in expected]
 
     def test_batches_for_several_partitions_go_each_to_its_own(self, open_log: OpenLog) -> None:
         log = open_log(partitions=4)
@@ -215,3 +217,19 @@ class MessagePromises(LogPromises):
         with pytest.raises(Refused, match="value"):
             log.append({0: good, 1: null})
         assert (log.bounds(0), log.bounds(1)) == ((0, 0), (0, 0))
+
+
+def _plain(log: Log, partition: int, offset: int, count: int) -> list[Row]:
+    """So many messages by ``read_rows``, which may give Arrow or plain values, and fewer than asked for."""
+    found: list[Row] = []
+    while len(found) < count:
+        part = log.read_rows(partition, offset + len(found), count - len(found))
+        assert part is not None, f"offset {offset + len(found)} is not there"
+        found += part if isinstance(part, list) else _rows_of(part, partition)
+    return found
+
+
+def _rows_of(batch: pa.RecordBatch, partition: int) -> list[Row]:
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    rows = zip(batch.to_pylist(), times, strict=True)
+    return [(partition, r["offset"], r["key"], r["value"], t, r["id"], r["headers"], r["tenant"]) for r, t in rows]

@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from pxrs.errors import Damaged
 from pxrs.io.durable import create_file, free_name
-from pxrs.logs.base import Stamp
+from pxrs.logs.base import Row, Stamp
 from pxrs.logs.file.segment import index as indexfile
 from pxrs.logs.file.segment.index import BatchIndex
 from pxrs.logs.file.segment.scan import Tail, walk
+from pxrs.logs.formats import few_rows
 from pxrs.logs.formats.segment import (
     MAX_HEADER,
     SCHEMA_MESSAGE,
@@ -163,11 +164,22 @@ class Segment:
         self.index.verified[number] = True
         return batch
 
+    def few(self, number: int, partition: int) -> list[Row] | None:
+        """The rows of a small batch at the end; None if it is for Arrow, which also names what is wrong with it."""
+        place = self.place(number)
+        if not few_rows.is_on or place.length > _SMALL or place.position + place.length != self.position:
+            return None
+        message = self._tail(place)
+        if not self.index.verified[number] and not intact(message):
+            return None
+        self.index.verified[number] = True
+        return few_rows.decode_rows(message, partition)
+
     def _bytes(self, place: BatchPosition) -> pa.Buffer:
         end = place.position + place.length
         if self._map is None or self._map.size < end:
             if end == self.position and place.length <= _SMALL:
-                return self._tail(place)
+                return pa.py_buffer(self._tail(place))
             with pa.memory_map(self.path) as file:
                 self._map = file.read_buffer()
             self._refuse_replaced(os.stat(self.path))
@@ -177,12 +189,12 @@ class Segment:
         if found.st_ino != self._inode:
             raise Replaced(self.path)
 
-    def _tail(self, place: BatchPosition) -> pa.Buffer:
+    def _tail(self, place: BatchPosition) -> bytes:
         """A small batch at the end. A reader that keeps up would map the file anew for each of them."""
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._refuse_replaced(os.fstat(fd))
-            return pa.py_buffer(os.pread(fd, place.length, place.position))
+            return os.pread(fd, place.length, place.position)
         finally:
             os.close(fd)
 
