@@ -38,8 +38,9 @@ def test_init_refuses_nonsense_and_makes_nothing(pxrs: Pxrs, tmp_path: Path, opt
 
 def test_init_with_the_registry_elsewhere(pxrs: Pxrs, tmp_path: Path) -> None:
     assert pxrs("init", QUEUE, "--registry", "sqlite:apart.db").code == 0
+    assert (tmp_path / "apart.db").exists(), "the log and the registry know each other from now on"
     assert pxrs("group", "list", QUEUE, "--registry", "sqlite:apart.db").code == 0
-    assert not (tmp_path / "apart.db").exists(), "a registry is made with the first group"
+    assert pxrs("consume", QUEUE, "-g", "billing", "--until-end").code == 1, "another registry is refused"
     assert pxrs("consume", QUEUE, "-g", "billing", "--until-end", "--registry", "sqlite:apart.db").code == 0
     assert (tmp_path / "apart.db").exists() and not (tmp_path / "orders" / "registry.db").exists()
 
