@@ -2,7 +2,7 @@
 
 Nothing is ever sent twice by itself. What fails before it was sent raises Unavailable or Refused. What was sent and
 not answered raises ``Lost``, and the driver finds out what became of it. A connection that the server has closed while
-it was idle is noticed before it is used (by the pool); a forked child gets connections of its own (from the pool, too).
+it was idle is noticed before it is used (by the pool); a forked child gets a pool of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pxrs.errors import BadUrl, Closed, PxrsError, Refused, Unavailable, masked
 from pxrs.io.address import Address
 from pxrs.io.clock import SystemClock
+from pxrs.io.fork import renew_in_child
 from pxrs.stores.redis.scripts import VERSION_DIGITS
 from pxrs.stores.versions import new_version
 
@@ -88,23 +89,28 @@ class RedisClient:
         self.address = address
         self.timeout = timeout
         self._closed = False
+        self._database = database
         address.tls_context()  # certificates that cannot be read are refused now
-        [(host, port)] = address.hosts
+        self._make_pool()
+        renew_in_child(self, RedisClient._make_pool)  # a thread of the parent may have held the lock of its pool
+
+    def _make_pool(self) -> None:
+        [(host, port)] = self.address.hosts
         self._pool = ConnectionPool(
-            SSLConnection if address.tls else Connection,
+            SSLConnection if self.address.tls else Connection,
             MOST_CONNECTIONS,
             host=host,
             port=port,
-            db=database,
-            credential_provider=_Credentials(address),
+            db=self._database,
+            credential_provider=_Credentials(self.address),
             redis_connect_func=_greet,
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
+            socket_timeout=self.timeout,
+            socket_connect_timeout=self.timeout,
             command_packer=_CommandPacker(),
             client_name=NAME,
             driver_info=None,  # saves two round trips at every connection
             protocol=2,
-            **_tls_options(address),
+            **_tls_options(self.address),
         )
 
     def ask(self, *words: Word) -> Any:
@@ -165,6 +171,9 @@ class RedisClient:
             if not isinstance(error, exceptions.ResponseError) or _code(error) in _NOT_NOW:
                 connection.disconnect()
             raise self._verdict(error) from None
+        except BaseException:  # an interrupt: the next call must not take the answer that is still to come
+            connection.disconnect()
+            raise
         finally:
             self.give_back(connection)
 
@@ -194,8 +203,17 @@ class RedisClient:
 
 
 def _greet(connection: Any) -> None:
-    """Begin a connection. A replica is refused: it would answer reads with what was true a while ago."""
-    connection.on_connect()
+    """Begin a connection: user, database, and no replica. One that is not begun whole is closed."""
+    try:
+        connection.on_connect()
+        _refuse_replica(connection)
+    except BaseException:  # redis-py closes it for errors of its own only, and hands it out as ready after any other
+        connection.disconnect()
+        raise
+
+
+def _refuse_replica(connection: Any) -> None:
+    """A replica would answer reads with what was true a while ago."""
     connection.send_command("ROLE")
     try:
         role = connection.read_response()
