@@ -29,6 +29,7 @@ from pxrs.settings import Settings
 from pxrs.stores.sqlite import connections as sqlite
 from pxrs.stores.sqlite.connections import ThreadConnections
 from pxrs.testing.stores.hooks import Background
+from pxrs.testing.stores.sharing import in_forked_child
 from tests.runtime.support import DEADLINE, eventually
 
 SEND = """
@@ -226,6 +227,33 @@ def test_a_commit_that_is_handed_in_while_the_process_ends_is_answered(tmp_path:
         life.end_with_process()
         with pytest.raises(Closed):
             life.submit(CommitRequest({})).result(DEADLINE)
+
+
+def test_a_forked_child_ends_nothing_of_its_parent_and_waits_for_none_of_its_locks(tmp_path: Path) -> None:
+    """A thread of the parent woke its member at the moment of the fork; the child waited for that lock at its end."""
+    with pxrs.open(f"file:{tmp_path}/q", partitions=1) as queue:
+        life = queue.join("g", HeldPartitions(queue.settings, SystemClock()), "A", {}, queue.settings, lambda *_: None)
+        life.start()
+        held, free = threading.Event(), threading.Event()
+
+        def has_ended() -> bool:
+            exits.end_all()
+            return True
+
+        def wake() -> None:
+            with life._loop._wake_event._cond:  # type: ignore[attr-defined]
+                held.set()
+                free.wait(DEADLINE)
+
+        waking = threading.Thread(target=wake)
+        waking.start()
+        try:
+            assert held.wait(DEADLINE)
+            assert in_forked_child(has_ended, DEADLINE) == 0
+        finally:
+            free.set()
+            waking.join()
+        life.stop()
 
 
 WATCH = """

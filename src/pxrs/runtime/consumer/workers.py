@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 
 from pxrs.errors import PxrsError
+from pxrs.io.fork import after_fork
 from pxrs.io.process_exit import Stage, at_exit
 from pxrs.model import Grant
 from pxrs.runtime.consumer.job import Job
@@ -134,6 +135,7 @@ class Workers:
 
 
 _all: weakref.WeakSet[Workers] = weakref.WeakSet()
+after_fork(_all.clear)  # they are the parent's, and a thread of it may have held their locks
 
 
 @at_exit(Stage.TAKE)

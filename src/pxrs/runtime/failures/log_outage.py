@@ -7,6 +7,7 @@ import weakref
 from math import inf
 
 from pxrs.io.clock import Clock
+from pxrs.io.fork import after_fork
 from pxrs.io.process_exit import Stage, at_exit
 from pxrs.logs.base import Log
 from pxrs.runtime.failures.parking import PARKED_SECONDS, pause_after
@@ -94,6 +95,7 @@ class LogReachability:
 
 
 _all: weakref.WeakSet[LogReachability] = weakref.WeakSet()
+after_fork(_all.clear)  # they are the parent's, and a thread of it may have held their locks
 
 
 @at_exit(Stage.THREADS)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from pxrs.errors import Closed, PxrsError, Unavailable, Unexpected
 from pxrs.io.clock import Clock
+from pxrs.io.fork import after_fork
 from pxrs.io.process_exit import Stage, at_exit, signals_caught
 from pxrs.io.signals import wait_long
 from pxrs.model import Owner
@@ -321,6 +322,7 @@ class Running:
 
 
 _all: weakref.WeakSet[Membership] = weakref.WeakSet()
+after_fork(_all.clear)  # they are the parent's, and a thread of it may have held their locks
 
 
 @at_exit(Stage.TAKE)

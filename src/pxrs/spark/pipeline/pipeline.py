@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from pxrs.errors import BadSetting, Closed, HandlerFailed, PxrsError, Unavailable
 from pxrs.io.clock import Clock, SystemClock
+from pxrs.io.fork import after_fork
 from pxrs.io.process_exit import Stage, at_exit
 from pxrs.runtime.batches.backfill import GROUP, Backfill
 from pxrs.runtime.batches.held_partitions import HeldPartitions
@@ -281,6 +282,7 @@ class Pipeline(Running):
 
 
 _all: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+after_fork(_all.clear)  # they are the parent's, and a thread of it may have held their locks
 
 
 @at_exit(Stage.THREADS)
