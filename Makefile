@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 SECONDS ?= 600
-WORKERS ?= 4# two for each core: half of the time tests wait for processes, leases and time-outs
+WORKERS ?= 3# more than cores, since half of the time tests wait; with more, Spark's processes starve each other
 .DEFAULT_GOAL := help
 .PHONY: help install servers demo test test-fast soak check format bench clean
 

@@ -99,7 +99,7 @@ def test_a_page_that_prints_something_else_is_noticed(tmp_path: Path) -> None:
 def in_one_jvm(test: Any) -> Any:
     """Marks of a test whose page is done in the process that they share, and on Spark over its one Java machine."""
     marks = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(600)]
-    for mark in (*marks, pytest.mark.xdist_group("spark-machines")):
+    for mark in (*marks, pytest.mark.xdist_group("spark")):
         test = mark(test)
     return test
 

@@ -77,7 +77,7 @@ def test_an_example_runs_and_prints_what_it_promises(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.xdist_group("spark-machines")
+@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("name", sorted(ON_SPARK))
 def test_an_example_on_spark_runs_and_prints_what_it_promises(name: str, one_jvm: OneJvm) -> None:
     printed = one_jvm.run("runpy:run_path", str(EXAMPLES / name), None, "__main__", strict=True)

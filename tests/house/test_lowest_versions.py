@@ -126,7 +126,7 @@ spark.stop()
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.xdist_group("spark-machines")
+@pytest.mark.xdist_group("spark")
 def test_the_lower_pyspark_reads_writes_and_runs_a_pipeline(tmp_path: Path) -> None:
     """The rest of the environment is that of this test: only pyspark is another one."""
     [spark] = [one for one in map(Requirement, PROJECT["optional-dependencies"]["spark"]) if one.name == "pyspark"]

@@ -84,7 +84,7 @@ class OneJvm:
 
 @pytest.fixture(scope="session")
 def one_jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneJvm]:
-    """One Java machine for all programs of this process. Tests with it are of the group "spark-machines"."""
+    """One Java machine for all programs of this process. Tests with it are of the group "spark"."""
     machine = OneJvm(tmp_path_factory.mktemp("one-jvm"))
     yield machine
     machine.close()

@@ -25,7 +25,7 @@ from tests.acceptance.cluster.scenario import ClusterScenario
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.slow,
-    pytest.mark.xdist_group("spark-machines"),
+    pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(600),
 ]
 
