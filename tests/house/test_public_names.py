@@ -75,3 +75,14 @@ def test_one_version_everywhere() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
     assert pxrs.__version__ == project["version"] == newest[1]
+
+
+def test_names_of_the_time_until_0_6_that_drivers_of_other_packages_import_go_on_working() -> None:
+    from pxrs.logs.base import FewRows, OpenOptions, Rows, Wish
+    from pxrs.testing.faults import HASTY, FaultSuite, Scenario, Shop, eventually, open_store
+
+    assert (Rows, Wish, Shop) == (FewRows, OpenOptions, Scenario)
+    assert "shop" in vars(FaultSuite) and callable(eventually)
+    store = open_store("memory:")
+    store.close()
+    assert HASTY.lease_ms == 2_000

@@ -149,6 +149,10 @@ class FewRows(NamedTuple):
         return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
 
 
+Rows = FewRows
+"""The name until 0.6; drivers of other packages may import it."""
+
+
 Row: TypeAlias = tuple[int, int, bytes | None, bytes | None, int, bytes | None, Any, str | None]
 """A message as ``pxrs.Message`` has it: partition, offset, key, value, time, id, headers, tenant."""
 

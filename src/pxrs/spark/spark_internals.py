@@ -29,7 +29,7 @@ VARIABLE = "PXRS_PLAIN_SPARK"
 
 
 def is_plain() -> bool:
-    """Whether Spark is to be used as its API offers it. Spark's processes inherit the answer from the driver."""
+    """Whether Spark is to be used as its API offers it. Processes on the driver's machine inherit it."""
     return os.environ.get(VARIABLE) == "1"
 
 

@@ -11,14 +11,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pxrs.testing.faults.racing import open_store
+    from pxrs.testing.faults.scenario import HASTY, Scenario, eventually, open_store
     from pxrs.testing.faults.suite import FaultSuite
 
-__all__ = ["FaultSuite", "open_store"]
+__all__ = ["HASTY", "FaultSuite", "Scenario", "eventually", "open_store"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Shop":
+        name = "Scenario"  # its name until 0.6
     if name not in __all__:
         raise AttributeError(f"module 'pxrs.testing.faults' has no attribute {name!r}")
-    home = "racing" if name == "open_store" else "suite"
+    home = "suite" if name == "FaultSuite" else "scenario"
     return getattr(import_module(f"pxrs.testing.faults.{home}"), name)

@@ -23,6 +23,8 @@ from pxrs.runtime.delivery import Context
 from pxrs.runtime.ports.events import Report
 from pxrs.runtime.queue.queue import Queue
 from pxrs.settings import Settings
+from pxrs.stores.base import Store
+from pxrs.testing.faults import racing
 from pxrs.testing.faults.checker import Event, Processed, Sent, check
 
 PARTITIONS = 8
@@ -48,6 +50,11 @@ def eventually(condition: Callable[[], Any], what: str, patience: float = PATIEN
             trouble = f" ({error})"
         assert _CLOCK.monotonic() < deadline, f"waited {patience:g} s in vain: {what}{trouble}"
         time.sleep(0.01)
+
+
+def open_store(url: str, settings: Settings = HASTY) -> Store:
+    """The store of a URL, opened as the members of a scenario open it."""
+    return racing.open_store(url, settings)
 
 
 class JumpingClock(SystemClock):

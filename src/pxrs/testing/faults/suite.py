@@ -55,6 +55,11 @@ class FaultSuite:
         with Scenario(ground.url, tmp_path) as scenario:
             yield scenario
 
+    @pytest.fixture
+    def shop(self, scenario: Scenario) -> Scenario:
+        """The name until 0.6; suites of other packages may ask for it."""
+        return scenario
+
     def needs(self, ground: Ground, happening: Happening) -> None:
         if happening in ground.lacks:
             pytest.skip(f"cannot happen to {ground.name}: {ground.lacks[happening]}")
