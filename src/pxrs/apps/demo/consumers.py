@@ -26,8 +26,8 @@ _STOP_SECONDS = 15
 class Consumers(ABC):
     """Consumers A, B and C, and the files in which they write down what they handle."""
 
-    patience_seconds: ClassVar[float] = 40
-    look_seconds: ClassVar[float] = 0.02
+    patience_seconds: ClassVar[float] = 120
+    look_seconds: ClassVar[float] = 0.05
     checkpoints: ClassVar[str] = "commits follow the handlers at a small distance"
     evidence: ClassVar[str] = "what the consumers wrote down"
     verdict: ClassVar[str] = "every message was handled, in order per key"
