@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -89,7 +90,11 @@ def test_without_pyspark_the_demo_says_what_to_install(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
 def test_no_consumer_outlives_a_demo_that_is_interrupted(number: signal.Signals) -> None:
-    with subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    # A shell that starts tests in the background ignores Ctrl-C for them, and each process hands that on.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=heard
+    ) as process:
         assert process.stdout is not None
         pids = []
         for line in process.stdout:
